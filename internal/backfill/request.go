@@ -1,0 +1,286 @@
+package backfill
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Direction is one way between the two sides of a site.
+type Direction struct {
+	ID   int32  `json:"-"`
+	Site string `json:"site"`
+	From string `json:"from"`
+	To   string `json:"to"`
+}
+
+func (d Direction) String() string { return fmt.Sprintf("%s: %s → %s", d.Site, d.From, d.To) }
+
+// Key is the text of a row's key columns in key order, as PostgreSQL printed it
+// under the pinned settings. Go never compares or orders keys by value.
+type Key []string
+
+// Hash names a key without showing it: 16 hexadecimal digits of a SHA-256 over
+// its length-prefixed parts.
+func (k Key) Hash() string {
+	h := sha256.New()
+	for _, part := range k {
+		fmt.Fprintf(h, "%d:%s", len(part), part)
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16]
+}
+
+func (k Key) String() string { return strings.Join(k, ", ") }
+
+// Request is one backfill.
+type Request struct {
+	ID    int64
+	Table string // schema.table
+	Direction
+	Mode        Mode
+	Key         Key // the row of a row backfill, else nil
+	State       State
+	Paused      bool
+	RequestedBy string
+	RequestedAt time.Time
+	StartedAt   *time.Time // the first claim of the walk
+	WalkedAt    *time.Time // the walk reached its end
+	ReviewedBy  string
+	ReviewedAt  *time.Time
+	ClosedAt    *time.Time
+	Note        string // the requester's
+	ReviewNote  string
+	Reason      string // why it FAILED, or what was cancelled
+	Waiting     string // what it waits for now, "" when nothing
+	Revision    int64  // of the staged set, what a decision is bound to
+
+	Expected              int64 // rows the source had when the walk began
+	Staged                int64
+	Released              int64
+	Superseded            int64
+	SupersededUndelivered int64
+	Skipped               int64 // identical rows left out at the approver's wish
+	Effects               map[Effect]int64
+	ResumeKey             Key
+	UpperKey              Key
+	LeaseHolder           string
+	LeaseUntil            *time.Time
+	LayoutID              int64
+	SkipIdentical         bool
+	ReleasedUpTo          int64 // the last staged position release has passed
+}
+
+// WorkflowID is the id of the request's workflow: one per table and direction,
+// so that the workflow engine refuses a second open one by itself.
+func (r *Request) WorkflowID() string {
+	id := fmt.Sprintf("backfill/%s/%s/%s", r.Site, r.Table, r.From)
+	if r.Key != nil {
+		id += "/" + r.Key.Hash()
+	}
+	return id
+}
+
+// Percent is how far the present phase has come, 0 to 100: the walk while it
+// walks, the release while it releases. A walk never shows 100 before its end.
+func (r *Request) Percent() int {
+	switch r.State {
+	case Pending:
+		return 0
+	case InProgress:
+		return min(percent(r.Staged, r.Expected), 99)
+	case Releasing:
+		return min(percent(r.ReleasedUpTo, r.Staged), 99)
+	default:
+		return 100
+	}
+}
+
+func percent(part, whole int64) int {
+	if whole <= 0 {
+		return 0
+	}
+	return int(min(part*100/whole, 100))
+}
+
+// Rate is the rows per second of the present phase so far, 0 when unknown.
+func (r *Request) Rate(now time.Time) float64 {
+	switch {
+	case r.State == InProgress && r.StartedAt != nil:
+		return rate(r.Staged, now.Sub(*r.StartedAt))
+	case r.State == Releasing && r.ReviewedAt != nil:
+		return rate(r.ReleasedUpTo, now.Sub(*r.ReviewedAt))
+	}
+	return 0
+}
+
+func rate(rows int64, d time.Duration) float64 {
+	if d < time.Second {
+		return 0
+	}
+	return float64(rows) / d.Seconds()
+}
+
+// ETA is when the present phase should end at the rate so far, or nil.
+func (r *Request) ETA(now time.Time) *time.Time {
+	rate := r.Rate(now)
+	if rate == 0 {
+		return nil
+	}
+	left := r.Expected - r.Staged
+	if r.State == Releasing {
+		left = r.Staged - r.ReleasedUpTo
+	}
+	t := now.Add(time.Duration(float64(max(left, 0)) / rate * float64(time.Second)))
+	return &t
+}
+
+// Condition is one thing that must hold before a table may be backfilled.
+type Condition struct {
+	Name    string `json:"name"`
+	OK      bool   `json:"ok"`
+	Message string `json:"message"` // what does not hold and what to do, or what holds
+}
+
+// Table is the configuration of one table of a site.
+type Table struct {
+	ID           int32
+	Site         string
+	Name         string // schema.table
+	Active       bool
+	Create       bool
+	Update       bool
+	Delete       bool
+	CapturedFrom []string // the sides whose changes are sent
+	ApplyOrder   int      // parents before children
+	Excluded     []string // columns that are neither sent nor compared
+	UpdatedAt    time.Time
+}
+
+// Captures reports whether the table's changes on a side are sent.
+func (t *Table) Captures(side string) bool {
+	for _, s := range t.CapturedFrom {
+		if s == side {
+			return true
+		}
+	}
+	return false
+}
+
+// TableSide is what the agent of a side last reported of a table.
+type TableSide struct {
+	Side         string
+	Key          []string // the key columns, nil when there is no usable key
+	KeyTypes     []string
+	LayoutID     int64
+	Rows         *int64 // nil before the first count
+	Estimated    bool
+	CountedAt    *time.Time
+	CaptureOK    bool
+	CaptureSince *time.Time // capture is unbroken since
+	Problem      string     // why the table cannot be used, "" when it can
+}
+
+// Panel is what is known of a table and direction when somebody asks whether a
+// backfill may start.
+type Panel struct {
+	Table     Table
+	Direction Direction
+	Source    TableSide
+	Receiver  TableSide
+	Open      *Request // the open whole-table request, if any
+	OpenRows  []*Request
+	Waiting   int64 // changes not yet acknowledged
+	Oldest    *time.Time
+}
+
+// Conditions lists what must hold before a backfill of the panel's table may be
+// requested; a row backfill needs fewer. An open request is no condition: it is
+// a conflict.
+func (p *Panel) Conditions(row bool) []Condition {
+	t := &p.Table
+	out := []Condition{
+		check("active", t.Active, "the table is active", "the table is not active: agents do not fetch it; activate it first"),
+		check("operations", t.Create && t.Update, "create and update are enabled",
+			"create and update must both be enabled, because rows are replayed as upserts: enable "+off(t)),
+		p.capture(),
+	}
+	if !row {
+		out = append(out, p.behind())
+	}
+	return out
+}
+
+func check(name string, ok bool, yes, no string) Condition {
+	if ok {
+		return Condition{name, true, yes}
+	}
+	return Condition{name, false, no}
+}
+
+func off(t *Table) string {
+	var missing []string
+	if !t.Create {
+		missing = append(missing, "create")
+	}
+	if !t.Update {
+		missing = append(missing, "update")
+	}
+	return strings.Join(missing, " and ")
+}
+
+func (p *Panel) capture() Condition {
+	switch {
+	case !p.Table.Captures(p.Direction.From):
+		return Condition{"capture", false, "changes are not captured from " + p.Direction.From + " for this table"}
+	case p.Source.Problem != "":
+		return Condition{"capture", false, "on " + p.Direction.From + ": " + p.Source.Problem}
+	case p.Source.LayoutID == 0:
+		return Condition{"capture", false, "the agent of " + p.Direction.From + " has not looked at the table yet"}
+	case !p.Source.CaptureOK:
+		return Condition{"capture", false, "capture is not installed or not enabled on " + p.Direction.From +
+			": run backfill setup --site " + p.Direction.Site + " --side " + p.Direction.From}
+	}
+	return Condition{"capture", true, "capture is installed and enabled on " + p.Direction.From}
+}
+
+func (p *Panel) behind() Condition {
+	from, to := p.Direction.From, p.Direction.To
+	switch {
+	case p.Source.Rows == nil || p.Receiver.Rows == nil:
+		return Condition{"behind", false, "the rows have not been counted on both sides yet"}
+	case *p.Source.Rows > *p.Receiver.Rows:
+		return Condition{"behind", true, fmt.Sprintf("%s reports %d rows more than %s", from, *p.Source.Rows-*p.Receiver.Rows, to)}
+	}
+	return Condition{"behind", false, fmt.Sprintf("%s must report more rows than %s: it has %d, %s has %d",
+		from, to, *p.Source.Rows, to, *p.Receiver.Rows)}
+}
+
+// CanRequest reports whether all conditions hold and no request is open.
+func (p *Panel) CanRequest() bool {
+	return p.Open == nil && len(Unmet(p.Conditions(false))) == 0
+}
+
+// Unmet keeps the conditions that do not hold.
+func Unmet(cs []Condition) []Condition {
+	var out []Condition
+	for _, c := range cs {
+		if !c.OK {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+var namePattern = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,39}$`)
+
+// CheckName refuses names of sites and sides that could not stand in an address,
+// a task queue or a workflow id.
+func CheckName(what, name string) error {
+	if namePattern.MatchString(name) {
+		return nil
+	}
+	return Errorf(Invalid, "%s name %q: use 1 to 40 of a-z, 0-9, _ and -, beginning with a letter", what, name)
+}

@@ -1,0 +1,29 @@
+package control
+
+import (
+	"context"
+
+	"backfill/internal/row"
+)
+
+// PutLayout records a layout and returns its id; the same layout has one id.
+func (s *Store) PutLayout(ctx context.Context, l *row.Layout) (id int64, err error) {
+	// Two steps: an insert that conflicts returns nothing, and does not see the row
+	// of a transaction that committed after this one began.
+	if _, err := s.pool.Exec(ctx, `INSERT INTO backfill_control.layout (fingerprint, definition) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
+		l.Fingerprint(), l); err != nil {
+		return 0, err
+	}
+	err = s.pool.QueryRow(ctx, `SELECT id FROM backfill_control.layout WHERE fingerprint = $1`, l.Fingerprint()).Scan(&id)
+	return id, err
+}
+
+// Layout returns a recorded layout, or NotFound.
+func (s *Store) Layout(ctx context.Context, id int64) (*row.Layout, error) {
+	var l row.Layout
+	err := s.pool.QueryRow(ctx, `SELECT definition FROM backfill_control.layout WHERE id = $1`, id).Scan(&l)
+	if err = one(err, "layout %d", id); err != nil {
+		return nil, err
+	}
+	return &l, nil
+}

@@ -1,0 +1,182 @@
+package control
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"backfill/internal/backfill"
+)
+
+// Site is a pair of databases kept in sync.
+type Site struct {
+	Name      string
+	Epoch     int
+	CreatedAt time.Time
+	Sides     []Side // exactly two, by name
+}
+
+// Side is one of a site's databases as its agent last described it.
+type Side struct {
+	Name     string
+	Agent    string
+	SeenAt   *time.Time
+	Database string
+	Problem  string
+}
+
+// Lag is what waits in one direction.
+type Lag struct {
+	backfill.Direction
+	Waiting   int64      // changes not yet acknowledged
+	Oldest    *time.Time // when the oldest of them was pushed
+	AppliedAt *time.Time
+}
+
+// CreateSite records a site and its two sides.
+func (s *Store) CreateSite(ctx context.Context, by, name string, sides [2]string) error {
+	if err := backfill.CheckName("site", name); err != nil {
+		return err
+	}
+	for _, side := range sides {
+		if err := backfill.CheckName("side", side); err != nil {
+			return err
+		}
+	}
+	if sides[0] == sides[1] {
+		return backfill.Errorf(backfill.Invalid, "a site has two sides with different names, both are %q", sides[0])
+	}
+	return s.in(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO backfill_control.site (name) VALUES ($1)`, name)
+		if sqlState(err) == "23505" {
+			return backfill.Errorf(backfill.Conflict, "site %s exists already", name)
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.side (site, name) VALUES ($1, $2), ($1, $3)`,
+			name, sides[0], sides[1]); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.direction (site, from_side, to_side) VALUES ($1, $2, $3), ($1, $3, $2)`,
+			name, sides[0], sides[1]); err != nil {
+			return err
+		}
+		if err := audit(ctx, tx, by, "site.create", name, name, map[string]any{"sides": sides}); err != nil {
+			return err
+		}
+		return notify(ctx, tx, "site", name)
+	})
+}
+
+// Sites lists all sites by name.
+func (s *Store) Sites(ctx context.Context) ([]Site, error) {
+	return s.sites(ctx, "")
+}
+
+// Site returns one site, or NotFound.
+func (s *Store) Site(ctx context.Context, name string) (*Site, error) {
+	all, err := s.sites(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, backfill.Errorf(backfill.NotFound, "no site %q", name)
+	}
+	return &all[0], nil
+}
+
+func (s *Store) sites(ctx context.Context, only string) ([]Site, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT site.name, site.epoch, site.created_at,
+		       side.name, coalesce(side.agent, ''), side.agent_seen_at, coalesce(side.database, ''), coalesce(side.problem, '')
+		  FROM backfill_control.site JOIN backfill_control.side ON side.site = site.name
+		 WHERE $1 = '' OR site.name = $1
+		 ORDER BY site.name, side.name`, only)
+	if err != nil {
+		return nil, err
+	}
+	var out []Site
+	var site Site
+	var side Side
+	_, err = pgx.ForEachRow(rows, []any{&site.Name, &site.Epoch, &site.CreatedAt,
+		&side.Name, &side.Agent, &side.SeenAt, &side.Database, &side.Problem}, func() error {
+		if len(out) == 0 || out[len(out)-1].Name != site.Name {
+			out = append(out, site)
+		}
+		last := &out[len(out)-1]
+		last.Sides = append(last.Sides, side)
+		return nil
+	})
+	return out, err
+}
+
+// Direction returns the direction from a side of a site, or NotFound.
+func (s *Store) Direction(ctx context.Context, site, from string) (backfill.Direction, error) {
+	d := backfill.Direction{Site: site, From: from}
+	err := s.pool.QueryRow(ctx, `SELECT id, to_side FROM backfill_control.direction WHERE site = $1 AND from_side = $2`,
+		site, from).Scan(&d.ID, &d.To)
+	return d, one(err, "side %q of a site %q", from, site)
+}
+
+// Lag returns what waits in both directions of a site. Staged rows are not in it.
+func (s *Store) Lag(ctx context.Context, site string) ([]Lag, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT d.id, d.site, d.from_side, d.to_side, d.applied_at, q.waiting, q.oldest
+		  FROM backfill_control.direction d,
+		       LATERAL (SELECT count(*) AS waiting, min(created_at) AS oldest
+		                  FROM backfill_control.entry e
+		                 WHERE e.direction = d.id AND e.seq > d.applied_seq AND NOT e.dropped) q
+		 WHERE d.site = $1 ORDER BY d.from_side`, site)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (l Lag, err error) {
+		err = r.Scan(&l.ID, &l.Site, &l.From, &l.To, &l.AppliedAt, &l.Waiting, &l.Oldest)
+		return l, err
+	})
+}
+
+// AgentSeen records that an agent of a side is alive, where it looks, and what
+// keeps it from working ("" when nothing does).
+func (s *Store) AgentSeen(ctx context.Context, site, side, agent, database, problem string) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		var changed bool
+		err := tx.QueryRow(ctx, `
+			UPDATE backfill_control.side n
+			   SET agent = $3, agent_seen_at = clock_timestamp(), database = $4, problem = nullif($5, '')
+			  FROM backfill_control.side o
+			 WHERE n.site = $1 AND n.name = $2 AND o.site = n.site AND o.name = n.name
+			RETURNING coalesce(o.problem, '') <> $5 OR o.agent_seen_at IS NULL`,
+			site, side, agent, database, problem).Scan(&changed)
+		if err != nil {
+			return one(err, "side %q of a site %q", side, site)
+		}
+		if !changed {
+			return nil
+		}
+		return notify(ctx, tx, "site", site)
+	})
+}
+
+// CheckIdentity compares the cluster an agent is connected to with the one the
+// side was first met on, and remembers it the first time. Snapshots and positions
+// mean nothing on another cluster or timeline, so a difference stops everything.
+func (s *Store) CheckIdentity(ctx context.Context, site, side, systemIdentifier, timeline string) error {
+	var sys, tl string
+	err := s.pool.QueryRow(ctx, `
+		UPDATE backfill_control.side
+		   SET system_identifier = coalesce(system_identifier, $3), timeline = coalesce(timeline, $4)
+		 WHERE site = $1 AND name = $2
+		RETURNING system_identifier, timeline`, site, side, systemIdentifier, timeline).Scan(&sys, &tl)
+	if err != nil {
+		return one(err, "side %q of a site %q", side, site)
+	}
+	if sys != systemIdentifier || tl != timeline {
+		return backfill.Errorf(backfill.Refused,
+			"%s is another cluster or timeline than before (system %s timeline %s, was %s timeline %s): after a failover or restore open a new epoch with backfill site new-epoch --site %s",
+			side, systemIdentifier, timeline, sys, tl, site)
+	}
+	return nil
+}

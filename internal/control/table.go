@@ -1,0 +1,232 @@
+package control
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"backfill/internal/backfill"
+)
+
+// TableChange is what a configuration changes; nil fields stay as they are, or
+// take their default when the table is new.
+type TableChange struct {
+	Active       *bool     `json:"active"`
+	Create       *bool     `json:"create"`
+	Update       *bool     `json:"update"`
+	Delete       *bool     `json:"delete"`
+	CapturedFrom []string  `json:"captured_from"`
+	ApplyOrder   *int      `json:"apply_order"`
+	Excluded     *[]string `json:"excluded"`
+}
+
+// PutTable adds or changes a table's configuration.
+//
+// Turning a table or an operation off makes changes be dropped from then on, so
+// rows already staged become doubtful: dropped entries overtake them, see Release.
+func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChange) (*backfill.Table, error) {
+	parsed, err := backfill.ParseTableName(name)
+	if err != nil {
+		return nil, err
+	}
+	st, err := s.Site(ctx, site)
+	if err != nil {
+		return nil, err
+	}
+	for _, side := range c.CapturedFrom {
+		if !slices.ContainsFunc(st.Sides, func(x Side) bool { return x.Name == side }) {
+			return nil, backfill.Errorf(backfill.NotFound, "no side %q of site %q", side, site)
+		}
+	}
+	if len(c.CapturedFrom) > 1 {
+		return nil, backfill.Errorf(backfill.Refused,
+			"a table captured from both sides needs conflict detection, which this version does not have: name one side in captured_from")
+	}
+	if c.Excluded != nil && len(*c.Excluded) > 0 {
+		return nil, backfill.Errorf(backfill.Refused, "excluded columns are not supported by this version")
+	}
+	err = s.in(ctx, func(tx pgx.Tx) error {
+		var known bool
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM backfill_control.table_config WHERE site = $1 AND name = $2)`,
+			site, parsed.String()).Scan(&known); err != nil {
+			return err
+		}
+		if !known && len(c.CapturedFrom) == 0 {
+			return backfill.Errorf(backfill.Invalid, "captured_from: name the side whose changes of %s are sent", parsed)
+		}
+		if _, err := tx.Exec(ctx, `
+			INSERT INTO backfill_control.table_config AS t (site, name, active, op_create, op_update, op_delete, captured_from, apply_order)
+			VALUES ($1, $2, coalesce($3, true), coalesce($4, true), coalesce($5, true), coalesce($6, true), $7, coalesce($8, 0))
+			ON CONFLICT (site, name) DO UPDATE SET
+			    active = coalesce($3, t.active), op_create = coalesce($4, t.op_create), op_update = coalesce($5, t.op_update),
+			    op_delete = coalesce($6, t.op_delete), captured_from = coalesce($7, t.captured_from),
+			    apply_order = coalesce($8, t.apply_order), updated_at = clock_timestamp()`,
+			site, parsed.String(), c.Active, c.Create, c.Update, c.Delete, c.CapturedFrom, c.ApplyOrder); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `
+			INSERT INTO backfill_control.table_side (table_id, side)
+			SELECT t.id, s.name FROM backfill_control.table_config t JOIN backfill_control.side s ON s.site = t.site
+			 WHERE t.site = $1 AND t.name = $2 ON CONFLICT DO NOTHING`, site, parsed.String()); err != nil {
+			return err
+		}
+		if err := audit(ctx, tx, by, "table.put", site, parsed.String(), map[string]any{"change": c}); err != nil {
+			return err
+		}
+		return notify(ctx, tx, "site", site)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s.Table(ctx, site, parsed.String())
+}
+
+const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at`
+
+func tableFields(t *backfill.Table) []any {
+	return []any{&t.ID, &t.Site, &t.Name, &t.Active, &t.Create, &t.Update, &t.Delete, &t.CapturedFrom, &t.ApplyOrder, &t.Excluded, &t.UpdatedAt}
+}
+
+// Tables lists the tables of a site in apply order.
+func (s *Store) Tables(ctx context.Context, site string) ([]backfill.Table, error) {
+	rows, err := s.pool.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 ORDER BY t.apply_order, t.name`, site)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (t backfill.Table, err error) {
+		return t, r.Scan(tableFields(&t)...)
+	})
+}
+
+// Table returns one table of a site by any spelling of its name, or NotFound.
+func (s *Store) Table(ctx context.Context, site, name string) (*backfill.Table, error) {
+	parsed, err := backfill.ParseTableName(name)
+	if err != nil {
+		return nil, err
+	}
+	var t backfill.Table
+	err = s.pool.QueryRow(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2`,
+		site, parsed.String()).Scan(tableFields(&t)...)
+	return &t, one(err, "table %s of a site %q", parsed, site)
+}
+
+// Panels returns what is known of each table and captured direction of a site,
+// in apply order.
+func (s *Store) Panels(ctx context.Context, site string) ([]backfill.Panel, error) {
+	if _, err := s.Site(ctx, site); err != nil {
+		return nil, err
+	}
+	return s.panels(ctx, site, "", "")
+}
+
+// Panel returns what is known of one table and direction, or NotFound.
+func (s *Store) Panel(ctx context.Context, site, table, from string) (*backfill.Panel, error) {
+	t, err := s.Table(ctx, site, table)
+	if err != nil {
+		return nil, err
+	}
+	d, err := s.Direction(ctx, site, from)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.panels(ctx, site, t.Name, from)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		// Configured, but not captured this way: the conditions say so.
+		return &backfill.Panel{Table: *t, Direction: d}, nil
+	}
+	return &all[0], nil
+}
+
+func (s *Store) panels(ctx context.Context, site, table, from string) ([]backfill.Panel, error) {
+	sideColumns := func(a string) string {
+		return `, ` + a + `.side, ` + a + `.key, ` + a + `.key_types, coalesce(` + a + `.layout_id, 0), ` + a + `.row_count, ` + a + `.estimated, ` +
+			a + `.counted_at, ` + a + `.capture_ok, ` + a + `.capture_since, coalesce(` + a + `.problem, '')`
+	}
+	rows, err := s.pool.Query(ctx, `
+		WITH waiting AS MATERIALIZED (
+		    SELECT e.direction, e.table_id, count(*) AS waiting, min(e.created_at) AS oldest
+		      FROM backfill_control.direction d JOIN backfill_control.entry e ON e.direction = d.id AND e.seq > d.applied_seq AND NOT e.dropped
+		     WHERE d.site = $1 GROUP BY 1, 2)
+		SELECT `+tableColumns+`, d.id, d.site, d.from_side, d.to_side`+sideColumns("a")+sideColumns("b")+`, coalesce(w.waiting, 0), w.oldest
+		  FROM backfill_control.table_config t
+		  JOIN backfill_control.direction d ON d.site = t.site AND d.from_side = ANY (t.captured_from)
+		  JOIN backfill_control.table_side a ON a.table_id = t.id AND a.side = d.from_side
+		  JOIN backfill_control.table_side b ON b.table_id = t.id AND b.side = d.to_side
+		  LEFT JOIN waiting w ON w.direction = d.id AND w.table_id = t.id
+		 WHERE t.site = $1 AND ($2 = '' OR t.name = $2) AND ($3 = '' OR d.from_side = $3)
+		 ORDER BY t.apply_order, t.name, d.from_side`, site, table, from)
+	if err != nil {
+		return nil, err
+	}
+	out, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (p backfill.Panel, err error) {
+		fields := append(tableFields(&p.Table), &p.Direction.ID, &p.Direction.Site, &p.Direction.From, &p.Direction.To)
+		for _, t := range []*backfill.TableSide{&p.Source, &p.Receiver} {
+			fields = append(fields, &t.Side, &t.Key, &t.KeyTypes, &t.LayoutID, &t.Rows, &t.Estimated, &t.CountedAt, &t.CaptureOK, &t.CaptureSince, &t.Problem)
+		}
+		return p, r.Scan(append(fields, &p.Waiting, &p.Oldest)...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	open, err := s.Requests(ctx, RequestFilter{Site: site, Table: table, States: backfill.OpenStates(), Limit: 1000})
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range open {
+		for i := range out {
+			p := &out[i]
+			if p.Table.Name != r.Table || p.Direction.ID != r.Direction.ID {
+				continue
+			}
+			if r.Key == nil {
+				p.Open = r
+			} else {
+				p.OpenRows = append(p.OpenRows, r)
+			}
+		}
+	}
+	return out, nil
+}
+
+// SideReport is what an agent found out about a table on its side.
+type SideReport struct {
+	TableID   int32
+	Key       []string
+	KeyTypes  []string
+	LayoutID  int64
+	Rows      *int64 // nil: not counted this time
+	Estimated bool
+	CountedAt time.Time
+	CaptureOK bool
+	Problem   string
+}
+
+// ReportSide stores an agent's findings. Capture counts as unbroken since the
+// first report of it after a report without.
+func (s *Store) ReportSide(ctx context.Context, site, side string, reports []SideReport) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		for _, r := range reports {
+			var layout *int64
+			if r.LayoutID != 0 {
+				layout = &r.LayoutID
+			}
+			if _, err := tx.Exec(ctx, `
+				UPDATE backfill_control.table_side SET
+				       key = $3, key_types = $4, layout_id = $5,
+				       row_count = coalesce($6, row_count), estimated = CASE WHEN $6::bigint IS NULL THEN estimated ELSE $7 END,
+				       counted_at = CASE WHEN $6::bigint IS NULL THEN counted_at ELSE $8 END,
+				       capture_since = CASE WHEN NOT $9 THEN NULL WHEN capture_ok THEN capture_since ELSE clock_timestamp() END,
+				       capture_ok = $9, problem = nullif($10, '')
+				 WHERE table_id = $1 AND side = $2`,
+				r.TableID, side, r.Key, r.KeyTypes, layout, r.Rows, r.Estimated, r.CountedAt, r.CaptureOK, r.Problem); err != nil {
+				return err
+			}
+		}
+		return notify(ctx, tx, "site", site)
+	})
+}
