@@ -16,41 +16,42 @@ import (
 )
 
 func main() {
-	err := run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
-	switch {
-	case err == nil, errors.Is(err, flag.ErrHelp):
-	case errors.As(err, new(usageError)):
-		os.Exit(2) // the flag package has said why
-	default:
-		fmt.Fprintln(os.Stderr, "backfill-temporal:", err)
-		os.Exit(1)
+	err := run(os.Args[1:], os.Stdin, os.Stdout)
+	if err == nil {
+		return
 	}
+	fmt.Fprintln(os.Stderr, "backfill-temporal:", err)
+	if errors.As(err, new(usageError)) {
+		os.Exit(2)
+	}
+	os.Exit(1)
 }
 
-// usageError is a command line that cannot be parsed.
+// usageError is a command line that makes no sense.
 type usageError struct{ error }
 
 // run serves until SIGINT, SIGTERM or, when asked to, the end of stdin. A second signal ends it at once.
-func run(args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+func run(args []string, stdin io.Reader, stdout io.Writer) error {
 	var opts options
 	flags := flag.NewFlagSet("backfill-temporal", flag.ContinueOnError)
-	flags.SetOutput(stderr)
+	flags.SetOutput(io.Discard)
 	flags.StringVar(&opts.db, "db", "", "SQLite `file` that keeps everything; created when missing (required)")
 	flags.StringVar(&opts.listen, "listen", "127.0.0.1:7233", "`host:port` of the gRPC frontend; port 0 takes a free one")
 	flags.StringVar(&opts.ui, "ui", "127.0.0.1:8233", "`host:port` of the web console; empty for none, port 0 takes a free one")
 	flags.StringVar(&opts.logLevel, "log-level", "warn", "lowest `level` logged to stderr: debug, info, warn or error")
 	exitWithStdin := flags.Bool("exit-with-stdin", false, "stop when stdin ends, so that a parent that was killed leaves nothing behind")
-	if err := flags.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return err
-		}
-		return usageError{err}
-	}
-	if opts.db == "" {
-		return errors.New("no database file; name one with --db FILE")
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("unexpected argument %q; everything is a flag, see --help", flags.Arg(0))
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		fmt.Fprintln(stdout, "usage: backfill-temporal --db FILE [flags]")
+		flags.SetOutput(stdout)
+		flags.PrintDefaults()
+		return nil
+	case err != nil:
+		return usageError{fmt.Errorf("%w; see --help", err)}
+	case flags.NArg() > 0:
+		return usageError{fmt.Errorf("unexpected argument %q; everything is a flag, see --help", flags.Arg(0))}
+	case opts.db == "":
+		return usageError{errors.New("no database file; name one with --db FILE")}
 	}
 
 	ctx, release := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

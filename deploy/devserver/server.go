@@ -217,7 +217,7 @@ func (l quietLevel) quiet(on bool) {
 func newLogger(name string) (log.Logger, quietLevel, error) {
 	asked, err := zapcore.ParseLevel(name)
 	if err != nil {
-		return nil, quietLevel{}, fmt.Errorf("unknown log level %q; use debug, info, warn or error", name)
+		return nil, quietLevel{}, usageError{fmt.Errorf("unknown log level %q; use debug, info, warn or error", name)}
 	}
 	level := quietLevel{AtomicLevel: zap.NewAtomicLevel(), asked: asked}
 	level.quiet(true)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 	"go.temporal.io/server/common/resolver"
 	sqliteschema "go.temporal.io/server/schema/sqlite"
 	"google.golang.org/protobuf/types/known/durationpb"
+	driver "modernc.org/sqlite"
+	codes "modernc.org/sqlite/lib"
 )
 
 // retention is how long closed workflows stay readable in a namespace created here.
@@ -40,7 +43,11 @@ func openStore(file string) (*config.SQL, error) {
 			"synchronous": "normal",
 		},
 	}
-	if err := setupSchema(store); err != nil {
+	switch err := setupSchema(store); {
+	case err == nil:
+	case isBusy(err):
+		return nil, fmt.Errorf("database file %s is in use; stop the other server or name another file with --db", file)
+	default:
 		return nil, fmt.Errorf("set up the schema in %s: %w", file, err)
 	}
 	ns, err := sqliteschema.NewNamespaceConfig(clusterName, namespace, false, searchAttributes)
@@ -72,4 +79,9 @@ func setupSchema(store *config.SQL) error {
 		return err
 	}
 	return db.Exec("COMMIT")
+}
+
+func isBusy(err error) bool {
+	var failure *driver.Error
+	return errors.As(err, &failure) && failure.Code() == codes.SQLITE_BUSY
 }

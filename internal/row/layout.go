@@ -35,6 +35,11 @@ type Column struct {
 	// function (bool prints true instead of t, bpchar loses its blanks), so that the
 	// output function has to be asked for.
 	Function bool `json:"function,omitempty"`
+	// Collation is the column's collation, quoted, when it is not the database's default.
+	Collation string `json:"collation,omitempty"`
+	// Operators is the schema of a key column's comparison operators, quoted, when it
+	// is not pg_catalog: under the pinned search_path citext's "=" would be text's.
+	Operators string `json:"operators,omitempty"`
 	// AlwaysIdentity says GENERATED ALWAYS AS IDENTITY: insertable when overriding, never updatable.
 	AlwaysIdentity bool `json:"always_identity,omitempty"`
 }
@@ -115,39 +120,103 @@ func (l *Layout) KeyRefs(source string) string {
 	return strings.Join(parts, ", ")
 }
 
-// KeyFrom is the SQL that reads a key back from the text[] expression.
-func (l *Layout) KeyFrom(expr string) []string {
-	parts := make([]string, len(l.Key))
-	for i, c := range l.KeyColumns() {
-		parts[i] = subscript(expr, i) + "::" + c.Type
-	}
-	return parts
-}
-
-// KeyLiteral is a key's values as typed constants, separated by commas.
-func (l *Layout) KeyLiteral(key []string) string {
+// KeyConstants is a key's values as typed constants, separated by commas.
+func (l *Layout) KeyConstants(key []string) string {
 	parts := make([]string, len(key))
 	for i, c := range l.KeyColumns() {
-		parts[i] = "CAST(" + Literal(key[i]) + " AS " + c.Type + ")"
+		parts[i] = c.constant(key[i])
 	}
 	return strings.Join(parts, ", ")
 }
 
-// KeyEquals is the SQL that compares the key columns of an alias with the
-// text[] expression by the type's own equality.
+// KeyFrom is the SQL that reads a key's columns back from the text[] expression.
+func (l *Layout) KeyFrom(expr string) []string {
+	parts := make([]string, len(l.Key))
+	for i, c := range l.KeyColumns() {
+		parts[i] = c.cast(subscript(expr, i))
+		if c.Collation != "" {
+			parts[i] += " COLLATE " + c.Collation
+		}
+	}
+	return parts
+}
+
+// KeyEquals is the SQL that compares the key columns of an alias with a key read
+// back from the text[] expression, by the type's own equality.
 func (l *Layout) KeyEquals(source, expr string) string {
 	parts := make([]string, len(l.Key))
-	for i, value := range l.KeyFrom(expr) {
-		parts[i] = source + "." + Ident(l.Key[i]) + " = " + value
+	values := l.KeyFrom(expr)
+	for i, c := range l.KeyColumns() {
+		parts[i] = source + "." + Ident(c.Name) + " " + c.operator("=") + " " + values[i]
 	}
 	return strings.Join(parts, " AND ")
 }
+
+// KeyAfter is the SQL for "the key of an alias comes after this one", and KeyUpTo
+// for "not after". All columns ascend and none is NULL.
+func (l *Layout) KeyAfter(source string, key []string) string { return l.compare(source, key, ">") }
+
+// KeyUpTo is the SQL for "the key of an alias is this one or comes before it".
+func (l *Layout) KeyUpTo(source string, key []string) string { return l.compare(source, key, "<=") }
+
+// KeyIs is the SQL for "the key of an alias is this one".
+func (l *Layout) KeyIs(source string, key []string) string {
+	parts := make([]string, len(l.Key))
+	for i, c := range l.KeyColumns() {
+		parts[i] = source + "." + Ident(c.Name) + " " + c.operator("=") + " " + c.constant(key[i])
+	}
+	return strings.Join(parts, " AND ")
+}
+
+func (l *Layout) compare(source string, key []string, op string) string {
+	columns := l.KeyColumns()
+	refs, values := make([]string, len(columns)), make([]string, len(columns))
+	own := false
+	for i, c := range columns {
+		refs[i] = source + "." + Ident(c.Name)
+		values[i] = c.constant(key[i])
+		own = own || c.Operators != ""
+	}
+	if !own {
+		// A row comparison, which an index on the key answers as one range.
+		return "ROW(" + strings.Join(refs, ", ") + ") " + Column{}.operator(op) + " ROW(" + strings.Join(values, ", ") + ")"
+	}
+	// One row comparison has one operator, so columns of several schemas are spelled
+	// out; the first conjunct alone still bounds the index scan.
+	strict := strings.TrimSuffix(op, "=")
+	last := len(columns) - 1
+	sql := refs[last] + " " + columns[last].operator(op) + " " + values[last]
+	for i := last - 1; i >= 0; i-- {
+		sql = "(" + refs[i] + " " + columns[i].operator(strict) + " " + values[i] + " OR " +
+			refs[i] + " " + columns[i].operator("=") + " " + values[i] + " AND (" + sql + "))"
+	}
+	if last > 0 {
+		sql = refs[0] + " " + columns[0].operator(strict+"=") + " " + values[0] + " AND " + sql
+	}
+	return "(" + sql + ")"
+}
+
+func (c Column) operator(op string) string {
+	schema := c.Operators
+	if schema == "" {
+		schema = "pg_catalog"
+	}
+	return "OPERATOR(" + schema + "." + op + ")"
+}
+
+// cast reads the column's text back. A cast from an expression of type text could
+// run a cast function; all but a handful of types have none and use their input
+// function, and for those the function is the inverse of what text asked for.
+func (c Column) cast(expr string) string { return expr + "::" + c.Type }
+
+// constant is a value of the column as a typed constant, read by the type's input function.
+func (c Column) constant(text string) string { return "CAST(" + Literal(text) + " AS " + c.Type + ")" }
 
 // ValuesFrom is the SQL that reads each column back from the text[] expression.
 func (l *Layout) ValuesFrom(expr string) []string {
 	parts := make([]string, len(l.Columns))
 	for i, c := range l.Columns {
-		parts[i] = subscript(expr, i) + "::" + c.Type
+		parts[i] = c.cast(subscript(expr, i))
 	}
 	return parts
 }

@@ -1,0 +1,270 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"github.com/labstack/echo/v4"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"golang.org/x/text/language"
+	"golang.org/x/text/message"
+
+	"backfill/internal/backfill"
+)
+
+//go:embed openapi.yaml
+var documentYAML []byte
+
+func (s *Server) openapi(c echo.Context) error {
+	return c.Blob(http.StatusOK, "application/yaml", documentYAML)
+}
+
+func loadDocument() *openapi3.T {
+	doc, err := openapi3.NewLoader().LoadFromData(documentYAML)
+	if err == nil {
+		err = doc.Validate(context.Background())
+	}
+	if err != nil {
+		panic(fmt.Errorf("openapi.yaml: %w", err))
+	}
+	return doc
+}
+
+const bodyKey = "backfill.body"
+
+// validate holds requests of a route to what the document says of it.
+func (s *Server) validate(method, path string) echo.MiddlewareFunc {
+	item := s.document.Paths.Find(path)
+	if item == nil || item.GetOperation(method) == nil {
+		panic("openapi.yaml does not have " + method + " " + path)
+	}
+	op := item.GetOperation(method)
+	route := &routers.Route{Spec: s.document, Path: path, PathItem: item, Method: method, Operation: op}
+	options := &openapi3filter.Options{
+		MultiError: true, SkipSettingDefaults: true, AuthenticationFunc: openapi3filter.NoopAuthenticationFunc,
+	}
+	return func(next echo.HandlerFunc) echo.HandlerFunc {
+		return func(c echo.Context) error {
+			if err := unescape(c); err != nil {
+				return err
+			}
+			query, err := queryOf(c, op)
+			if err != nil {
+				return err
+			}
+			if err := readBody(c, op); err != nil {
+				return err
+			}
+			params := map[string]string{}
+			for _, name := range c.ParamNames() {
+				params[name] = c.Param(name)
+			}
+			return cmpErr(requestProblem(openapi3filter.ValidateRequest(c.Request().Context(), &openapi3filter.RequestValidationInput{
+				Request: c.Request(), PathParams: params, QueryParams: query, Route: route, Options: options,
+			}), params), func() error { return next(c) })
+		}
+	}
+}
+
+func cmpErr(err error, next func() error) error {
+	if err != nil {
+		return err
+	}
+	return next()
+}
+
+// unescape puts path parameters into the spelling they stand for. Echo leaves them
+// escaped when the path has an escape that is not the usual one, such as %2F.
+func unescape(c echo.Context) error {
+	values := c.ParamValues()
+	for i, v := range values {
+		if c.Request().URL.RawPath != "" {
+			plain, err := url.PathUnescape(v)
+			if err != nil {
+				return malformed("the path has a broken escape")
+			}
+			values[i] = plain
+		}
+		if !storable(values[i]) {
+			return backfill.Errorf(backfill.NotFound, "no %s of that name", c.ParamNames()[i])
+		}
+	}
+	c.SetParamValues(values...)
+	return nil
+}
+
+// queryOf returns the parameters that are given. An empty one counts as not given,
+// and one that the document does not have is refused: a filter with a typo must
+// not pass for an unfiltered list.
+func queryOf(c echo.Context, op *openapi3.Operation) (url.Values, error) {
+	given, err := url.ParseQuery(c.Request().URL.RawQuery)
+	if err != nil {
+		return nil, malformed("the query has a broken escape")
+	}
+	var wrong []backfill.FieldError
+	for name, values := range given {
+		values = slices.DeleteFunc(values, func(v string) bool { return v == "" })
+		switch {
+		case op.Parameters.GetByInAndName(openapi3.ParameterInQuery, name) == nil:
+			wrong = append(wrong, backfill.FieldError{Field: name, Message: "is no parameter of this address"})
+		case slices.ContainsFunc(values, func(v string) bool { return !storable(v) }):
+			wrong = append(wrong, backfill.FieldError{Field: name, Message: "holds characters that no text can hold"})
+		case len(values) == 0:
+			delete(given, name)
+		default:
+			given[name] = values
+		}
+	}
+	if len(wrong) > 0 {
+		return nil, invalidInput(wrong)
+	}
+	// Handlers read the cleaned ones.
+	c.Request().URL.RawQuery = given.Encode()
+	return given, nil
+}
+
+// readBody reads a JSON body whole, for the validator, the handler and the hash
+// that goes with an idempotency key.
+func readBody(c echo.Context, op *openapi3.Operation) error {
+	r := c.Request()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			return err
+		}
+		return malformed("the body could not be read to its end")
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	c.Set(bodyKey, body)
+	if op.RequestBody == nil {
+		return nil
+	}
+	if len(body) == 0 {
+		if op.RequestBody.Value.Required {
+			return malformed("the request needs a JSON body")
+		}
+		return nil
+	}
+	if media, _, err := mime.ParseMediaType(r.Header.Get(echo.HeaderContentType)); err != nil || media != echo.MIMEApplicationJSON {
+		return echo.NewHTTPError(http.StatusUnsupportedMediaType, "send the body as Content-Type: application/json")
+	}
+	var any json.RawMessage
+	if err := json.Unmarshal(body, &any); err != nil {
+		return malformed("the body is not JSON: " + err.Error())
+	}
+	return nil
+}
+
+func bodyOf(c echo.Context) []byte {
+	b, _ := c.Get(bodyKey).([]byte)
+	return b
+}
+
+// decode reads the body, which validate has checked, into v; none leaves v as it is.
+func decode(c echo.Context, v any) error {
+	body := bodyOf(c)
+	if len(body) == 0 {
+		return nil
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return malformed("the body cannot be read: " + err.Error())
+	}
+	return nil
+}
+
+func invalidInput(fields []backfill.FieldError) error {
+	slices.SortFunc(fields, func(a, b backfill.FieldError) int { return strings.Compare(a.Field, b.Field) })
+	first := strings.TrimSpace(fields[0].Field + " " + fields[0].Message)
+	return &backfill.Error{Code: backfill.Invalid, Message: "the request does not fit: " + first, Fields: fields}
+}
+
+// requestProblem names the parts of a request that do not fit the document.
+func requestProblem(err error, params map[string]string) error {
+	if err == nil {
+		return nil
+	}
+	var all openapi3.MultiError
+	if !errors.As(err, &all) {
+		all = openapi3.MultiError{err}
+	}
+	var fields []backfill.FieldError
+	for _, err := range all {
+		var re *openapi3filter.RequestError
+		if !errors.As(err, &re) {
+			return fmt.Errorf("validate request: %w", err)
+		}
+		if p := re.Parameter; p != nil && p.In == openapi3.ParameterInPath {
+			return backfill.Errorf(backfill.NotFound, "no %s %.100q", p.Name, params[p.Name])
+		}
+		name := ""
+		if re.Parameter != nil {
+			name = re.Parameter.Name
+		}
+		fields = append(fields, fieldErrors(name, re)...)
+	}
+	return invalidInput(fields)
+}
+
+func fieldErrors(name string, re *openapi3filter.RequestError) []backfill.FieldError {
+	var schema *jsonschema.ValidationError
+	var legacy *openapi3.SchemaError
+	var parse *openapi3filter.ParseError
+	switch {
+	case errors.As(re, &schema):
+		return leaves(name, schema)
+	case errors.As(re, &legacy):
+		return []backfill.FieldError{{Field: join(name, legacy.JSONPointer()), Message: legacy.Reason}}
+	case errors.As(re, &parse):
+		return []backfill.FieldError{{Field: name, Message: "is " + parse.Reason}}
+	}
+	return []backfill.FieldError{{Field: name, Message: re.Error()}}
+}
+
+var english = message.NewPrinter(language.English)
+
+// leaves are the failures at the bottom of a tree of them: those that name a field.
+func leaves(name string, e *jsonschema.ValidationError) []backfill.FieldError {
+	if len(e.Causes) > 0 {
+		var out []backfill.FieldError
+		for _, cause := range e.Causes {
+			out = append(out, leaves(name, cause)...)
+		}
+		return out
+	}
+	at := join(name, e.InstanceLocation)
+	var out []backfill.FieldError
+	switch k := e.ErrorKind.(type) {
+	case *kind.Required:
+		for _, missing := range k.Missing {
+			out = append(out, backfill.FieldError{Field: join(at, []string{missing}), Message: "is missing"})
+		}
+	case *kind.AdditionalProperties:
+		for _, extra := range k.Properties {
+			out = append(out, backfill.FieldError{Field: join(at, []string{extra}), Message: "is not known here"})
+		}
+	case *kind.Pattern:
+		out = append(out, backfill.FieldError{Field: at, Message: "holds characters that are not allowed"})
+	default:
+		out = append(out, backfill.FieldError{Field: at, Message: e.ErrorKind.LocalizedString(english)})
+	}
+	return out
+}
+
+func join(name string, path []string) string {
+	return strings.Trim(name+"."+strings.Join(path, "."), ".")
+}

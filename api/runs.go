@@ -1,0 +1,110 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.temporal.io/api/serviceerror"
+	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/temporal"
+
+	"backfill/internal/backfill"
+	"backfill/workflows"
+)
+
+// Runs is what the API asks of the workflow engine. Every method but Start waits
+// for the run's answer: nil means done, and an error is a *backfill.Error when a
+// person can act on it.
+type Runs interface {
+	Start(ctx context.Context, r *backfill.Request, reviewURL string) error
+	Approve(ctx context.Context, r *backfill.Request, by string, d Decision) error
+	Reject(ctx context.Context, r *backfill.Request, by string, d Decision) error
+	Pause(ctx context.Context, r *backfill.Request, by, note string) error
+	Resume(ctx context.Context, r *backfill.Request, by, note string) error
+	Cancel(ctx context.Context, r *backfill.Request, by, note string) error
+	// Check fails while the engine is away.
+	Check(ctx context.Context) error
+}
+
+// NewRuns uses a Temporal client, best a lazy one: Temporal may be away now and later.
+func NewRuns(c client.Client) Runs { return runs{c} }
+
+type runs struct{ client client.Client }
+
+const (
+	checkTimeout  = 2 * time.Second
+	answerTimeout = 20 * time.Second
+)
+
+// errNoRun is the cause when the workflow of a request is not running.
+var errNoRun = errors.New("no such run")
+
+func (t runs) Start(ctx context.Context, r *backfill.Request, reviewURL string) error {
+	return workflows.Start(ctx, t.client, r, reviewURL)
+}
+
+func (t runs) Approve(ctx context.Context, r *backfill.Request, by string, d Decision) error {
+	return t.update(ctx, r, workflows.Approve, workflows.Decision{By: by, Revision: d.Revision, Note: d.Note, SkipIdentical: d.SkipIdentical})
+}
+
+func (t runs) Reject(ctx context.Context, r *backfill.Request, by string, d Decision) error {
+	return t.update(ctx, r, workflows.Reject, workflows.Decision{By: by, Revision: d.Revision, Note: d.Note})
+}
+
+func (t runs) Pause(ctx context.Context, r *backfill.Request, by, note string) error {
+	return t.update(ctx, r, workflows.Pause, workflows.By{By: by, Note: note})
+}
+
+func (t runs) Resume(ctx context.Context, r *backfill.Request, by, note string) error {
+	return t.update(ctx, r, workflows.Resume, workflows.By{By: by, Note: note})
+}
+
+func (t runs) Cancel(ctx context.Context, r *backfill.Request, by, note string) error {
+	return t.update(ctx, r, workflows.Cancel, workflows.By{By: by, Note: note})
+}
+
+func (t runs) Check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	_, err := t.client.CheckHealth(ctx, &client.CheckHealthRequest{})
+	return err
+}
+
+func (t runs) update(ctx context.Context, r *backfill.Request, name string, arg any) error {
+	// Asked first, so that "nothing was decided" is known to be true when Temporal
+	// is away: an update that only timed out may still be taken later.
+	if err := t.Check(ctx); err != nil {
+		return &backfill.Error{Code: backfill.Unavailable, Cause: err, Message: "Temporal is away: nothing was decided, try again"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	h, err := t.client.UpdateWorkflow(ctx, client.UpdateWorkflowOptions{
+		WorkflowID: r.WorkflowID(), UpdateName: name, Args: []any{arg}, WaitForStage: client.WorkflowUpdateStageCompleted,
+	})
+	if err == nil {
+		err = h.Get(ctx, nil)
+	}
+	return updateError(err)
+}
+
+// updateError turns what an update ended with into what a person can act on.
+func updateError(err error) error {
+	var app *temporal.ApplicationError
+	var none *serviceerror.NotFound
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &app):
+		switch app.Type() {
+		case workflows.ErrConflict, workflows.ErrInvalid, workflows.ErrNotFound, workflows.ErrRefused:
+			return &backfill.Error{Code: backfill.Code(app.Type()), Message: app.Message()}
+		}
+		return err
+	case errors.As(err, &none):
+		return &backfill.Error{Code: backfill.Unavailable, Cause: errors.Join(errNoRun, err),
+			Message: "the run has not started yet: nothing was decided, try again"}
+	}
+	return &backfill.Error{Code: backfill.Unavailable, Cause: err,
+		Message: "the run did not answer in time: read the request again to see whether this was taken"}
+}

@@ -1,0 +1,250 @@
+package api
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"net/http"
+	"regexp"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap"
+)
+
+// Config is what a Server needs.
+type Config struct {
+	Service *Service
+	Auth    *Auth
+	Log     *zap.Logger
+	// Registry is what /metrics shows. Default: a new one, with this server's figures only.
+	Registry *prometheus.Registry
+	// Extra mounts more routes, such as the web pages. Default: none.
+	Extra func(*echo.Echo)
+}
+
+// Server answers HTTP.
+type Server struct {
+	service  *Service
+	auth     *Auth
+	log      *zap.Logger
+	echo     *echo.Echo
+	document *openapi3.T
+	hub      *hub
+	took     *prometheus.HistogramVec
+	streams  prometheus.Gauge
+	pace     pace
+
+	closing chan struct{} // closed when streams must end
+}
+
+const (
+	maxBody      = 1 << 20
+	maxHeader    = 16 << 10
+	readTimeout  = 30 * time.Second
+	handleWithin = 30 * time.Second
+	writeTimeout = 60 * time.Second // streams set their own
+	idleTimeout  = 2 * time.Minute
+	drainWithin  = 15 * time.Second
+)
+
+// prefix is where the API begins; everything under it needs a token.
+const prefix = "/api/v1"
+
+// New makes a server. It panics when its routes and its document differ, which a
+// test keeps from happening.
+func New(cfg Config) *Server {
+	s := &Server{
+		service: cfg.Service, auth: cfg.Auth, log: cfg.Log,
+		echo: echo.New(), document: loadDocument(), hub: newHub(cfg.Service.Store, cfg.Log), pace: defaultPace,
+		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "backfill_http_request_duration_seconds", Help: "Time to answer a request, streams left out.",
+			Buckets: []float64{.005, .02, .1, .5, 2, 10, 30},
+		}, []string{"method", "route", "status"}),
+		streams: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backfill_http_event_streams", Help: "Open event streams."}),
+		closing: make(chan struct{}),
+	}
+	registry := cfg.Registry
+	if registry == nil {
+		registry = prometheus.NewRegistry()
+	}
+	registry.MustRegister(s.took, s.streams)
+	s.echo.HTTPErrorHandler = s.fail
+	s.echo.Use(s.observe, s.guard)
+	s.mount(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	if cfg.Extra != nil {
+		cfg.Extra(s.echo)
+	}
+	return s
+}
+
+// route is a method, a path as the document spells it, and what answers there.
+type route struct {
+	method, path string
+	handle       echo.HandlerFunc
+}
+
+// routes are those that need a token, under prefix.
+func (s *Server) routes() []route {
+	return []route{
+		{http.MethodGet, "/sites", s.listSites},
+		{http.MethodPost, "/sites", s.createSite},
+		{http.MethodGet, "/sites/{site}", s.getSite},
+		{http.MethodGet, "/sites/{site}/events", s.siteEvents},
+		{http.MethodGet, "/sites/{site}/tables", s.listTables},
+		{http.MethodPut, "/sites/{site}/tables/{table}", s.putTable},
+		{http.MethodPost, "/sites/{site}/backfills", s.requestBackfill},
+		{http.MethodGet, "/backfills", s.listBackfills},
+		{http.MethodGet, "/backfills/{id}", s.getBackfill},
+		{http.MethodGet, "/backfills/{id}/rows", s.listRows},
+		{http.MethodGet, "/backfills/{id}/events", s.backfillEvents},
+		{http.MethodPost, "/backfills/{id}/approve", s.approve},
+		{http.MethodPost, "/backfills/{id}/reject", s.reject},
+		{http.MethodPost, "/backfills/{id}/pause", s.pauseBackfill},
+		{http.MethodPost, "/backfills/{id}/resume", s.resumeBackfill},
+		{http.MethodPost, "/backfills/{id}/cancel", s.cancelBackfill},
+		{http.MethodGet, "/sites/{site}/queue", s.listQueue},
+		{http.MethodPost, "/sites/{site}/queue/{seq}/retry", s.retryChange},
+		{http.MethodPost, "/sites/{site}/queue/{seq}/skip", s.skipChange},
+		{http.MethodGet, "/sites/{site}/history", s.listHistory},
+		{http.MethodGet, "/audit", s.listAudit},
+	}
+}
+
+func (s *Server) mount(metrics http.Handler) {
+	for _, r := range s.routes() {
+		chain := []echo.MiddlewareFunc{s.authenticate, s.validate(r.method, prefix+r.path)}
+		if r.method == http.MethodPost {
+			chain = append(chain, s.once)
+		}
+		s.echo.Add(r.method, prefix+echoPath(r.path), r.handle, chain...)
+	}
+	s.echo.GET("/healthz", s.healthz)
+	s.echo.GET("/readyz", s.readyz)
+	s.echo.GET("/metrics", echo.WrapHandler(metrics))
+	s.echo.GET("/openapi.yaml", s.openapi)
+}
+
+var pathParameter = regexp.MustCompile(`\{(\w+)\}`)
+
+func echoPath(path string) string { return pathParameter.ReplaceAllString(path, ":$1") }
+
+// Handler answers the requests; without Serve, streams see changes by polling only.
+func (s *Server) Handler() http.Handler { return s.echo }
+
+// Serve answers on a listener until ctx ends, then lets running requests finish,
+// ends streams, and returns nil.
+func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	log, err := zap.NewStdLogAt(s.log, zap.DebugLevel)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{
+		Handler: s.echo, ErrorLog: log, MaxHeaderBytes: maxHeader,
+		ReadHeaderTimeout: readTimeout / 3, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		// Requests that run when ctx ends are finished, not cut off.
+		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+	}
+	hubDone := make(chan struct{})
+	hubCtx, stopHub := context.WithCancel(ctx)
+	go func() {
+		defer close(hubDone)
+		s.hub.run(hubCtx)
+	}()
+	drained := make(chan struct{})
+	served := make(chan struct{})
+	go func() {
+		defer close(drained)
+		select {
+		case <-ctx.Done():
+		case <-served:
+		}
+		close(s.closing)
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainWithin)
+		defer cancel()
+		if server.Shutdown(limit) != nil {
+			server.Close()
+		}
+	}()
+	err = server.Serve(l)
+	close(served)
+	stopHub()
+	<-drained
+	<-hubDone
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// observe gives a request its id, logs and measures it, and turns a panic into an
+// internal error.
+func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) (err error) {
+		start := time.Now()
+		r, h := c.Request(), c.Response().Header()
+		h.Set(echo.HeaderXRequestID, requestID(r))
+		defer func() {
+			if p := recover(); p != nil {
+				if p == http.ErrAbortHandler {
+					panic(p)
+				}
+				s.log.Error("panic", zap.Any("panic", p), zap.ByteString("stack", debug.Stack()))
+				err = errors.New("panic")
+			}
+			if err != nil {
+				c.Error(err)
+				err = nil
+			}
+			took, status := time.Since(start), c.Response().Status
+			if c.Response().Header().Get(echo.HeaderContentType) != eventStream {
+				// An unknown path has no route: its label must not be the client's to choose.
+				s.took.WithLabelValues(r.Method, c.Path(), strconv.Itoa(status)).Observe(took.Seconds())
+			}
+			// Neither query nor headers: both may hold what is not the log's business.
+			s.log.Info("http", zap.String("method", r.Method), zap.String("path", r.URL.Path), zap.Int("status", status),
+				zap.Int64("bytes", c.Response().Size), zap.Duration("took", took), zap.String("account", accountOf(c).Name),
+				zap.String("remote", r.RemoteAddr), zap.String("request_id", h.Get(echo.HeaderXRequestID)))
+		}()
+		return next(c)
+	}
+}
+
+var goodID = regexp.MustCompile(`^[A-Za-z0-9_-]{8,64}$`)
+
+func requestID(r *http.Request) string {
+	if id := r.Header.Get(echo.HeaderXRequestID); goodID.MatchString(id) {
+		return id
+	}
+	return rand.Text()
+}
+
+// guard bounds what a request may cost and tells browsers to be strict. Pages set
+// their own content policy over this one.
+func (s *Server) guard(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		h := c.Response().Header()
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "same-origin")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+		h.Set("Cache-Control", "no-store")
+		r := c.Request()
+		r.Body = http.MaxBytesReader(c.Response(), r.Body, maxBody)
+		if strings.HasSuffix(c.Path(), "/events") {
+			return next(c)
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), handleWithin)
+		defer cancel()
+		c.SetRequest(r.WithContext(ctx))
+		return next(c)
+	}
+}

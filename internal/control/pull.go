@@ -1,0 +1,174 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"backfill/internal/backfill"
+)
+
+// Position is how far a receiver has applied a direction, with the nonce of the
+// batch that entry came in. It is stored by the receiver with the rows.
+type Position struct {
+	Seq   int64
+	Nonce string
+}
+
+// Batch is what a receiver applies next: entries above its position, up to To.
+type Batch struct {
+	To   Position
+	Rows int64 // to be applied; 0 when all of them are dropped
+}
+
+// Next returns the batch after a position: at most limit entries and about
+// maxBytes of them; To equals the position when there is nothing. It is a Refused
+// error when the position is not one this control database has given out: then
+// the receiver or the control database was restored.
+func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, limit int, maxBytes int64) (Batch, error) {
+	b := Batch{To: at}
+	if err := s.verify(ctx, d, at); err != nil {
+		return b, err
+	}
+	var to *int64
+	err := s.pool.QueryRow(ctx, `
+		WITH w AS (
+		    SELECT seq, dropped, row_number() OVER (ORDER BY seq) AS n,
+		           sum(coalesce(pg_column_size(row), 0) + coalesce(pg_column_size(key), 0)) OVER (ORDER BY seq) AS bytes
+		      FROM (SELECT * FROM backfill_control.entry WHERE direction = $1 AND seq > $2 ORDER BY seq LIMIT $3) e)
+		SELECT max(seq), count(*) FILTER (WHERE NOT dropped) FROM w WHERE n = 1 OR bytes <= $4`, d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows)
+	if err != nil || to == nil {
+		return b, err
+	}
+	b.To.Seq = *to
+	err = s.pool.QueryRow(ctx, `
+		SELECT nonce FROM backfill_control.batch WHERE direction = $1 AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1`, d.ID, b.To.Seq).Scan(&b.To.Nonce)
+	return b, err
+}
+
+func (s *Store) verify(ctx context.Context, d backfill.Direction, at Position) error {
+	if at.Seq == 0 {
+		// Nothing was ever applied there; if something was acknowledged, the receiver was set up anew.
+		var applied int64
+		if err := s.pool.QueryRow(ctx, `SELECT applied_seq FROM backfill_control.direction WHERE id = $1`, d.ID).Scan(&applied); err != nil {
+			return err
+		}
+		if applied == 0 {
+			return nil
+		}
+		return lost(d, "has no position, although changes up to %d were acknowledged", applied)
+	}
+	var nonce string
+	err := s.pool.QueryRow(ctx, `
+		SELECT nonce FROM backfill_control.batch WHERE direction = $1 AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1`, d.ID, at.Seq).Scan(&nonce)
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && nonce != at.Nonce {
+		return lost(d, "stands at change %d, which this control database did not give out", at.Seq)
+	}
+	return err
+}
+
+func lost(d backfill.Direction, format string, args ...any) error {
+	return backfill.Errorf(backfill.Refused, "%s: %s %s: one of the two databases was restored; open a new epoch with backfill site new-epoch --site %s and reconcile every table",
+		d, d.To, fmt.Sprintf(format, args...), d.Site)
+}
+
+// CopyBatch writes the deliverable entries in (after, to] in COPY's binary form:
+// seq, table_id, layout_id, op, key, row.
+func (s *Store) CopyBatch(ctx context.Context, direction int32, after, to int64, w io.Writer) error {
+	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
+		SELECT seq, table_id, layout_id, op, key, row FROM backfill_control.entry
+		 WHERE direction = %d AND seq > %d AND seq <= %d AND NOT dropped ORDER BY seq) TO STDOUT (FORMAT binary)`, direction, after, to))
+}
+
+func (s *Store) copyTo(ctx context.Context, w io.Writer, sql string) error {
+	c, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Release()
+	_, err = c.Conn().PgConn().CopyTo(ctx, w, sql)
+	return err
+}
+
+// Acknowledge records that a receiver has applied everything up to a seq.
+func (s *Store) Acknowledge(ctx context.Context, d backfill.Direction, seq int64) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `
+			UPDATE backfill_control.direction SET applied_seq = $2, applied_at = clock_timestamp() WHERE id = $1 AND applied_seq < $2`, d.ID, seq)
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.ack (direction, seq) VALUES ($1, $2) ON CONFLICT DO NOTHING`, d.ID, seq); err != nil {
+			return err
+		}
+		return notify(ctx, tx, "site", d.Site)
+	})
+}
+
+// SetAside is a change that a receiver holds or has quarantined.
+type SetAside struct {
+	Seq     int64
+	TableID int32
+	Key     backfill.Key
+	State   string
+	Reason  string
+	Since   time.Time
+}
+
+// MirrorSetAside makes the control database show just the changes a receiver has
+// set aside. Skipped ones, of which the receiver no longer knows, stay.
+func (s *Store) MirrorSetAside(ctx context.Context, d backfill.Direction, all []SetAside) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `CREATE TEMP TABLE aside (seq bigint PRIMARY KEY, table_id integer, key text[], state text, reason text, since timestamptz) ON COMMIT DROP`); err != nil {
+			return err
+		}
+		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"pg_temp", "aside"}, []string{"seq", "table_id", "key", "state", "reason", "since"},
+			pgx.CopyFromSlice(len(all), func(i int) ([]any, error) {
+				a := all[i]
+				return []any{a.Seq, a.TableID, a.Key, a.State, a.Reason, a.Since}, nil
+			})); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `
+			DELETE FROM backfill_control.quarantine q WHERE q.direction = $1 AND q.state <> 'skipped'
+			   AND NOT EXISTS (SELECT FROM pg_temp.aside a WHERE a.seq = q.seq)`, d.ID); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `
+			INSERT INTO backfill_control.quarantine AS q (direction, seq, table_id, key, state, reason, since)
+			SELECT $1, seq, table_id, key, state, reason, since FROM pg_temp.aside
+			ON CONFLICT (direction, seq) DO UPDATE SET state = excluded.state, reason = excluded.reason
+			 WHERE q.state <> 'skipped' AND (q.state, q.reason) IS DISTINCT FROM (excluded.state, excluded.reason)`, d.ID); err != nil {
+			return err
+		}
+		return notify(ctx, tx, "site", d.Site)
+	})
+}
+
+// Wishes are what people asked a receiver to do with changes it has set aside.
+type Wishes struct{ Retry, Skip []int64 }
+
+// Wishes reads what is asked for in a direction.
+func (s *Store) Wishes(ctx context.Context, direction int32) (w Wishes, err error) {
+	err = s.pool.QueryRow(ctx, `
+		SELECT coalesce(array_agg(seq) FILTER (WHERE wish = 'retry'), '{}'), coalesce(array_agg(seq) FILTER (WHERE wish = 'skip'), '{}')
+		  FROM backfill_control.quarantine WHERE direction = $1 AND wish IS NOT NULL`, direction).Scan(&w.Retry, &w.Skip)
+	return w, err
+}
+
+// Skipped marks changes as skipped, before the receiver forgets them: a crash in
+// between is mended by asking it again, because the wish stays.
+func (s *Store) Skipped(ctx context.Context, direction int32, seqs []int64) error {
+	_, err := s.pool.Exec(ctx, `UPDATE backfill_control.quarantine SET state = 'skipped' WHERE direction = $1 AND seq = ANY ($2)`, direction, seqs)
+	return err
+}
+
+// WishesDone clears the wishes a receiver has fulfilled.
+func (s *Store) WishesDone(ctx context.Context, direction int32, seqs []int64) error {
+	_, err := s.pool.Exec(ctx, `UPDATE backfill_control.quarantine SET wish = NULL WHERE direction = $1 AND seq = ANY ($2)`, direction, seqs)
+	return err
+}

@@ -1,0 +1,132 @@
+package control
+
+import (
+	"context"
+	"crypto/rand"
+
+	"github.com/jackc/pgx/v5"
+
+	"backfill/internal/backfill"
+)
+
+// ReleaseBatch copies up to limit of a request's staged rows into the queue, each
+// once, and reports whether it was the last batch. It may run again at any time,
+// also beside itself: the direction's lock and the position stored with the rows
+// keep each row from being sent twice. ErrPaused and ErrFenced end it without
+// having sent anything.
+//
+// Within the lock it first marks the staged rows that something has overtaken: an
+// entry of the same key, or a truncate of the table, read later than the row's
+// page, whether pushed, released or dropped, acknowledged or not. An entry read
+// later than a page got its seq after the request noted its start, so only entries
+// above that, and each only once, are looked at.
+func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done bool, err error) {
+	d := int32(0)
+	if err := s.pool.QueryRow(ctx, `SELECT direction FROM backfill_control.request WHERE id = $1`, id).Scan(&d); err != nil {
+		return false, one(err, "request %d", id)
+	}
+	err = s.in(ctx, func(tx pgx.Tx) error {
+		if err := lockDirection(ctx, tx, d); err != nil {
+			return err
+		}
+		var state backfill.State
+		var paused, skip bool
+		var table int32
+		var from, staged, checked, last int64
+		if err := tx.QueryRow(ctx, `
+			SELECT state, paused, skip_identical, table_id, released_up_to, staged, coalesce(checked_seq, 0),
+			       coalesce((SELECT max(seq) FROM backfill_control.entry WHERE direction = $2), 0)
+			  FROM backfill_control.request WHERE id = $1 FOR UPDATE`, id, d).Scan(&state, &paused, &skip, &table, &from, &staged, &checked, &last); err != nil {
+			return err
+		}
+		switch {
+		case state != backfill.Releasing:
+			return ErrFenced
+		case paused:
+			return ErrPaused
+		}
+		if last > checked {
+			if err := markOvertaken(ctx, tx, id, d, table, from, checked, last); err != nil {
+				return err
+			}
+		}
+		to := min(from+int64(limit), staged)
+		tag, err := tx.Exec(ctx, `
+			INSERT INTO backfill_control.entry (direction, table_id, layout_id, request_id, snap, op, key, row)
+			SELECT $2, $3, r.layout_id, r.id, s.snap, 'u', s.key, s.row
+			  FROM backfill_control.request r JOIN backfill_control.staged s ON s.request_id = r.id
+			 WHERE r.id = $1 AND s.n > $4 AND s.n <= $5 AND s.superseded_by IS NULL
+			   AND NOT ($6 AND EXISTS (SELECT FROM backfill_control.effect e WHERE e.request_id = s.request_id AND e.n = s.n AND e.effect = '='))
+			 ORDER BY s.n`, id, d, table, from, to, skip)
+		if err != nil {
+			return err
+		}
+		if tag.RowsAffected() > 0 {
+			if err := endBatch(ctx, tx, d, rand.Text()); err != nil {
+				return err
+			}
+			if err := notifyID(ctx, tx, "queue", int64(d)); err != nil {
+				return err
+			}
+		}
+		done = to == staged
+		if _, err := tx.Exec(ctx, `
+			WITH passed AS (SELECT count(*) FILTER (WHERE superseded_by IS NOT NULL) AS superseded
+			                  FROM backfill_control.staged WHERE request_id = $1 AND n > $2 AND n <= $3)
+			UPDATE backfill_control.request r
+			   SET released_up_to = $3, released = r.released + $4, superseded = r.superseded + p.superseded,
+			       skipped = r.skipped + ($3 - $2 - $4 - p.superseded), 
+			       -- what this batch has added overtakes none of its own request's rows
+			       checked_seq = greatest($5, (SELECT max(seq) FROM backfill_control.entry WHERE direction = $6))
+			  FROM passed p WHERE r.id = $1`, id, from, to, tag.RowsAffected(), last, d); err != nil {
+			return err
+		}
+		if done {
+			if err := finish(ctx, tx, id, d); err != nil {
+				return err
+			}
+		}
+		return notifyID(ctx, tx, "request", id)
+	})
+	return done, err
+}
+
+// markOvertaken marks the rows not yet released that entries in (checked, last]
+// have overtaken. It goes from the few new entries to the staged rows by their key.
+func markOvertaken(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, from, checked, last int64) error {
+	_, err := tx.Exec(ctx, `
+		UPDATE backfill_control.staged s SET superseded_by = o.seq
+		  FROM (SELECT s.n, max(e.seq) AS seq
+		          FROM backfill_control.entry e
+		          JOIN backfill_control.staged s ON s.request_id = $1 AND s.key = e.key AND s.n > $4
+		         WHERE e.direction = $2 AND e.table_id = $3 AND e.seq > $5 AND e.seq <= $6 AND backfill_control.later(e.snap, s.snap)
+		         GROUP BY s.n) o
+		 WHERE s.request_id = $1 AND s.n = o.n`, id, direction, table, from, checked, last)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `
+		UPDATE backfill_control.staged s SET superseded_by = greatest(s.superseded_by, e.seq)
+		  FROM (SELECT seq, snap FROM backfill_control.entry
+		         WHERE direction = $2 AND table_id = $3 AND op = 't' AND seq > $5 AND seq <= $6 ORDER BY seq DESC LIMIT 1) e
+		 WHERE s.request_id = $1 AND s.n > $4 AND backfill_control.later(e.snap, s.snap)`, id, direction, table, from, checked, last)
+	return err
+}
+
+// finish closes a released request and counts the superseded rows whose overtaking
+// change never reached the receiver: those need another backfill.
+func finish(ctx context.Context, tx pgx.Tx, id int64, direction int32) error {
+	if _, err := tx.Exec(ctx, `
+		UPDATE backfill_control.request
+		   SET state = 'FINISHED', closed_at = clock_timestamp(), waiting = '',
+		       superseded_undelivered = (
+		           SELECT count(*) FROM backfill_control.staged s
+		             JOIN backfill_control.entry e ON e.direction = $2 AND e.seq = s.superseded_by
+		            WHERE s.request_id = $1 AND s.superseded_by IS NOT NULL
+		              AND (e.dropped OR EXISTS (SELECT FROM backfill_control.quarantine q
+		                                         WHERE q.direction = $2 AND q.seq = e.seq AND q.state IN ('quarantined', 'skipped'))))
+		 WHERE id = $1`, id, direction); err != nil {
+		return err
+	}
+	return auditRequest(ctx, tx, id, "backfill", "backfill.finished", nil)
+}

@@ -1,0 +1,205 @@
+package side
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"backfill/internal/backfill"
+	"backfill/internal/row"
+)
+
+// Outbox is what one push has read: which records, which tables they touch, under
+// which snapshot. It lives inside ReadOutbox's transaction.
+type Outbox struct {
+	Snapshot string
+	Batch    int64  // the number of the last push whose records were deleted here
+	Nonce    string // and its nonce
+	Seqs     []int64
+	Tables   []OutboxTable
+	// Unread names tables that have records left: more than fit, or the table could
+	// not be read, with PostgreSQL's message ("" when there are simply more).
+	Unread map[string]string
+
+	tx  pgx.Tx
+	db  *DB
+	cut int64
+}
+
+// OutboxTable is one table of a push.
+type OutboxTable struct {
+	*Table
+	Truncated bool // a truncate of the whole table is among the records
+	Gap       bool // a truncate of one partition is: keys vanished that nobody recorded
+	Keys      bool // keys are among them
+}
+
+// Pending names the tables among the next limit outbox records; none when the
+// outbox is empty.
+func (db *DB) Pending(ctx context.Context, limit int) ([]string, error) {
+	rows, err := db.pool.Query(ctx, `SELECT DISTINCT tbl FROM (SELECT tbl FROM `+db.schema+`.outbox ORDER BY seq LIMIT $1) o`, limit)
+	if err != nil {
+		return nil, db.orNotSetUp(err)
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+func (db *DB) orNotSetUp(err error) error {
+	if code := SQLState(err); code == "42P01" || code == "3F000" {
+		return backfill.Errorf(backfill.Refused, "side %s of site %s is not set up: run backfill setup --site %s --side %s", db.Side, db.Site, db.Site, db.Side)
+	}
+	return err
+}
+
+// ReadOutbox reads up to limit records of the given tables, oldest first, and
+// hands them to fn together with the means to copy the current rows of their keys,
+// all under one snapshot. Tables are locked (ACCESS SHARE) before that snapshot is
+// taken. The transaction is read-only and so owns no transaction id: a snapshot
+// hides its own, and two reads would then compare equal.
+func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn func(*Outbox) error) error {
+	return db.in(ctx, reading, func(tx pgx.Tx) error {
+		o := &Outbox{tx: tx, db: db, Unread: map[string]string{}}
+		var readable []string
+		for _, name := range tables {
+			if err := tryLock(ctx, tx, name); err != nil {
+				if SQLState(err) == "" {
+					return err
+				}
+				o.Unread[name] = Message(err)
+				continue
+			}
+			readable = append(readable, name)
+		}
+		if err := tx.QueryRow(ctx, `SELECT pg_current_snapshot()::text, batch, nonce FROM `+db.schema+`.pushed`).
+			Scan(&o.Snapshot, &o.Batch, &o.Nonce); err != nil {
+			return db.orNotSetUp(err)
+		}
+		for _, name := range readable {
+			t, err := describe(ctx, tx, name)
+			if err != nil {
+				return err
+			}
+			if t.Problem != "" {
+				o.Unread[name] = t.Problem
+				continue
+			}
+			o.Tables = append(o.Tables, OutboxTable{Table: t})
+		}
+		if err := o.records(ctx, limit); err != nil {
+			return err
+		}
+		return fn(o)
+	})
+}
+
+// tryLock locks a table in a savepoint, so that one table in the way, or gone,
+// does not keep the others from being pushed.
+func tryLock(ctx context.Context, tx pgx.Tx, name string) error {
+	parsed, err := backfill.ParseTableName(name)
+	if err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		return lock(ctx, tx, row.Ident(parsed.Schema, parsed.Name))
+	})
+}
+
+// records takes a prefix by seq of the tables' records. Deleting them later goes
+// by their exact numbers: a lower number can become visible after a higher one.
+func (o *Outbox) records(ctx context.Context, limit int) error {
+	var names []string
+	for _, t := range o.Tables {
+		names = append(names, t.Name.String())
+	}
+	rows, err := o.tx.Query(ctx, `SELECT seq, tbl, op::text FROM `+o.db.schema+`.outbox WHERE tbl = ANY ($1) ORDER BY seq LIMIT $2`, names, limit+1)
+	if err != nil {
+		return err
+	}
+	var seq int64
+	var name, op string
+	var lastTruncate = map[string]bool{} // the table's previous record was a truncate
+	_, err = pgx.ForEachRow(rows, []any{&seq, &name, &op}, func() error {
+		if len(o.Seqs) == limit {
+			for _, n := range names {
+				o.Unread[n] = ""
+			}
+			return nil
+		}
+		o.Seqs, o.cut = append(o.Seqs, seq), seq
+		t := &o.Tables[slices.Index(names, name)]
+		switch op {
+		case "t":
+			t.Truncated = true
+		case "g":
+			// Truncating the root fires its partitions' triggers right after its own.
+			t.Gap = t.Gap || !lastTruncate[name]
+		default:
+			t.Keys = true
+		}
+		lastTruncate[name] = op == "t" || op == "g" && lastTruncate[name]
+		return nil
+	})
+	return err
+}
+
+// Rules say what of a table's changes is sent.
+type Rules struct{ Create, Update, Delete bool }
+
+// CopyEntries writes the entries of one table in COPY's binary form to w: the
+// current row of each key among the records, in the columns of the control
+// database's queue: direction, table_id, layout_id, snap, op, dropped, key, row.
+//
+// Found by type and text: an upsert. Found under another spelling (1.0 became
+// 1.00): a marker for the captured spelling and an upsert of the live row. Not
+// found: a delete. What the rules turn off becomes a dropped entry without a row.
+func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tableID int32, layoutID int64, rules Rules, w io.Writer) error {
+	s := strings.NewReplacer(
+		"{entry}", fmt.Sprintf("%d::integer, %d::integer, %d::bigint, pg_current_snapshot()", direction, tableID, layoutID),
+		"{outbox}", o.db.schema+".outbox", "{tbl}", row.Literal(t.Name.String()), "{cut}", fmt.Sprint(o.cut),
+		"{table}", t.SQL, "{on}", t.Layout.KeyEquals("t", "k.key"),
+		"{livekey}", t.Layout.KeyText("t"), "{liverow}", t.Layout.RowText("t"),
+		"{create}", fmt.Sprint(rules.Create), "{update}", fmt.Sprint(rules.Update), "{delete}", fmt.Sprint(rules.Delete))
+	// A found row needs create or update on among its key's records; with everything
+	// on there is nothing to ask.
+	sql := s.Replace(`COPY (
+		WITH k AS MATERIALIZED (
+		    SELECT key COLLATE "C" AS key, bool_or(op = 'c') AS created, bool_or(op = 'u') AS updated
+		      FROM {outbox} WHERE tbl = {tbl} AND seq <= {cut} AND key IS NOT NULL GROUP BY 1),
+		j AS MATERIALIZED (
+		    SELECT k.*, t.tableoid IS NOT NULL AS found, CASE WHEN t.tableoid IS NOT NULL THEN {livekey} END COLLATE "C" AS livekey,
+		           CASE WHEN t.tableoid IS NOT NULL THEN {liverow} END AS liverow,
+		           NOT (created AND {create} OR updated AND {update} OR {create} AND {update} AND {delete}) AS off
+		      FROM k LEFT JOIN {table} t ON {on})
+		SELECT {entry}, (CASE WHEN NOT found THEN 'd' WHEN livekey <> key THEN 'm' WHEN created THEN 'c' ELSE 'u' END)::"char",
+		       CASE WHEN NOT found THEN NOT {delete} WHEN livekey <> key THEN NOT ({create} OR {update}) ELSE off END,
+		       key, CASE WHEN livekey = key AND NOT off THEN liverow END
+		  FROM j
+		UNION ALL
+		SELECT {entry}, 'u'::"char", NOT ({create} OR {update}), livekey, CASE WHEN {create} OR {update} THEN liverow END
+		  FROM j WHERE livekey <> key
+		) TO STDOUT (FORMAT binary)`)
+	_, err := o.tx.Conn().PgConn().CopyTo(ctx, w, sql)
+	return err
+}
+
+// DeletePushed removes exactly the records a push has read and stores the push's
+// number and nonce with that.
+func (db *DB) DeletePushed(ctx context.Context, seqs []int64, batch int64, nonce string) error {
+	return db.in(ctx, writing, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `DELETE FROM `+db.schema+`.outbox WHERE seq = ANY ($1)`, seqs); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2`, batch, nonce)
+		return err
+	})
+}
+
+// Forget removes the records of tables that are no longer configured.
+func (db *DB) Forget(ctx context.Context, tables []string) error {
+	_, err := db.pool.Exec(ctx, `DELETE FROM `+db.schema+`.outbox WHERE tbl = ANY ($1)`, tables)
+	return err
+}

@@ -1,0 +1,179 @@
+// Package side is one side's database: the setup that captures keys, the outbox,
+// the keyset pages of a walk, the apply of incoming changes, counts and checks.
+// All its SQL is here; only an agent uses it.
+package side
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"backfill/internal/row"
+)
+
+// DB is the database of one side. It is safe for concurrent use.
+type DB struct {
+	Site, Side string
+	pool       *pgxpool.Pool
+	schema     string // quoted
+}
+
+// Open connects to the database of a side. The error names host and database but
+// never the connection string.
+func Open(ctx context.Context, site, name, dsn string) (*DB, error) {
+	cfg, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("database of %s/%s: the connection string cannot be understood", site, name)
+	}
+	cfg.ConnConfig.RuntimeParams["application_name"] = "backfill-agent"
+	cfg.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+	// No prepared statements: the connection may pass a transaction pooler.
+	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	cfg.ConnConfig.ConnectTimeout = 10 * time.Second
+	cfg.MaxConns = max(cfg.MaxConns, 8)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("database of %s/%s: %w", site, name, err)
+	}
+	db := &DB{Site: site, Side: name, pool: pool, schema: row.Ident(SchemaName(site, name))}
+	if err := db.check(ctx); err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("database of %s/%s: %w", site, name, err)
+	}
+	return db, nil
+}
+
+// oldest is the oldest server version the statements here are written for.
+const oldest = 140000
+
+func (db *DB) check(ctx context.Context) error {
+	var version int
+	var recovery bool
+	if err := db.pool.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, pg_is_in_recovery()`).Scan(&version, &recovery); err != nil {
+		return err
+	}
+	if version < oldest {
+		return fmt.Errorf("the server is of version %d, at least %d is needed", version/10000, oldest/10000)
+	}
+	if recovery {
+		return errors.New("the server is a standby: an agent works on the primary, because a standby's snapshots cannot be compared")
+	}
+	return nil
+}
+
+// Close ends all connections.
+func (db *DB) Close() { db.pool.Close() }
+
+// Where names the database without credentials: host:port/database.
+func (db *DB) Where() string {
+	c := db.pool.Config().ConnConfig
+	return fmt.Sprintf("%s:%d/%s", c.Host, c.Port, c.Database)
+}
+
+// SchemaName is the schema that holds our objects on a side. It has site and side
+// in it, so that a database can be a side of several sites, and both sides of one.
+func SchemaName(site, side string) string { return bounded("backfill_" + site + "_" + side) }
+
+// bounded keeps a derived name within PostgreSQL's 63 bytes without letting two
+// long names become one.
+func bounded(name string) string {
+	if len(name) <= 63 {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return name[:46] + "_" + hex.EncodeToString(sum[:8])
+}
+
+// pinned are the settings that decide how values are printed and read, and those
+// that a role or database could have set against us. They are set in every
+// transaction, because a session may be another's after a pooler.
+const pinned = `
+	SET LOCAL search_path = pg_catalog, pg_temp;
+	SET LOCAL row_security = off;
+	SET LOCAL synchronous_commit = on;
+	SET LOCAL standard_conforming_strings = on;
+	SET LOCAL datestyle = 'ISO, MDY';
+	SET LOCAL intervalstyle = 'postgres';
+	SET LOCAL timezone = 'UTC';
+	SET LOCAL extra_float_digits = 3;
+	SET LOCAL bytea_output = 'hex';
+	SET LOCAL lc_monetary = 'C';
+	SET LOCAL xmloption = 'content';
+	SET LOCAL array_nulls = on;
+	SET LOCAL quote_all_identifiers = off;
+	SET LOCAL statement_timeout = 0;
+	SET LOCAL lock_timeout = '3s';
+	SET LOCAL idle_in_transaction_session_timeout = '5min';
+	SET LOCAL jit = off`
+
+// Transactions of a side, all under the pinned settings.
+const (
+	// reading sees one snapshot, taken by its first query: locks come before it.
+	reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;" + pinned
+	writing = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;" + pinned
+)
+
+func (db *DB) in(ctx context.Context, begin string, fn func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{BeginQuery: begin}, fn)
+}
+
+// lock takes ACCESS SHARE on a table, before the transaction's snapshot: a
+// snapshot older than a rewriting ALTER TABLE or a TRUNCATE would read no rows.
+func lock(ctx context.Context, tx pgx.Tx, table string) error {
+	_, err := tx.Exec(ctx, "LOCK TABLE "+table+" IN ACCESS SHARE MODE")
+	return err
+}
+
+// Beat makes one small synchronous write. What was read before it, though it may
+// have been committed asynchronously, is then safe on disk too: a crash cannot
+// take it back and give its transaction ids out again.
+func (db *DB) Beat(ctx context.Context) error {
+	return db.in(ctx, writing, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT pg_logical_emit_message(true, 'backfill', 'beat')`)
+		return err
+	})
+}
+
+// SQLState is PostgreSQL's error code of err, or "".
+func SQLState(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		return pe.Code
+	}
+	return ""
+}
+
+// Permanent reports whether trying again cannot help: PostgreSQL refuses the
+// statement, the value, the login or the name.
+func Permanent(err error) bool {
+	code := SQLState(err)
+	if code == "42P05" || code == "55P03" {
+		return false
+	}
+	for _, class := range []string{"42", "22", "28", "3D", "3F"} {
+		if strings.HasPrefix(code, class) {
+			return true
+		}
+	}
+	return false
+}
+
+// Message is PostgreSQL's own message of err, or err's text.
+func Message(err error) string {
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) {
+		if pe.Detail != "" {
+			return pe.Message + " (" + pe.Detail + ")"
+		}
+		return pe.Message
+	}
+	return err.Error()
+}

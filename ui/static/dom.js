@@ -1,0 +1,72 @@
+// Building and updating elements. Text goes in by textContent alone, so what is
+// stored in rows, notes and names stays text whatever it looks like.
+
+// el makes an element: properties that are functions become listeners, null and
+// false leave an attribute out.
+export function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") node.addEventListener(name, value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((c) => c !== null && c !== undefined && c !== false));
+  return node;
+}
+
+export const count = new Intl.NumberFormat("en-US");
+
+// announce says something to people who listen rather than look.
+export function announce(text) {
+  const region = document.getElementById("announce");
+  if (region) region.textContent = text;
+}
+
+// What the viewer has opened or typed, and what scripts fill, is theirs: an update
+// from the server leaves it alone.
+const own = { DETAILS: ["open"], DIALOG: ["open"] };
+
+// morph makes `from` equal to `to` while keeping the nodes that are there: focus,
+// selection, scroll positions, open dialogs and running transitions survive.
+export function morph(from, to) {
+  const kept = own[from.tagName] ?? [];
+  for (const { name } of [...from.attributes]) {
+    if (!to.hasAttribute(name) && !kept.includes(name)) from.removeAttribute(name);
+  }
+  for (const { name, value } of to.attributes) {
+    if (from.getAttribute(name) !== value && !kept.includes(name)) from.setAttribute(name, value);
+  }
+  if (from.hasAttribute("data-keep")) return;
+  // A time is shown relative to now; the same instant needs no new words.
+  if (from.tagName === "TIME") {
+    if (from.dataset.shown !== from.dateTime) from.textContent = to.textContent;
+    return;
+  }
+  morphChildren(from, to);
+}
+
+function morphChildren(from, to) {
+  const byID = new Map();
+  for (const child of from.children) if (child.id) byID.set(child.id, child);
+  let at = from.firstChild;
+  for (const want of [...to.childNodes]) {
+    const found = (want.id && byID.get(want.id)) || (at && alike(at, want) ? at : null);
+    if (!found) {
+      from.insertBefore(document.importNode(want, true), at);
+      continue;
+    }
+    if (found === at) at = at.nextSibling;
+    else from.insertBefore(found, at);
+    if (found.nodeType === Node.ELEMENT_NODE) morph(found, want);
+    else if (found.data !== want.data) found.data = want.data;
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+function alike(a, b) {
+  return a.nodeType === b.nodeType && a.nodeName === b.nodeName && (a.id ?? "") === (b.id ?? "");
+}

@@ -1,0 +1,200 @@
+// Package ui is the web pages: HTML written on the server, one style sheet, a few
+// small scripts. A page shows what api.Service says; what a person decides on it
+// goes to /api/v1 like anybody else's decisions.
+package ui
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"go.uber.org/zap"
+
+	"backfill/api"
+	"backfill/internal/backfill"
+)
+
+// Options are what the pages can be told; the zero value is good.
+type Options struct {
+	// Auth tells whose token a session holds. Default: one of its own over the
+	// service's store; sharing the API's spares lookups.
+	Auth *api.Auth
+	// AgentAway is how long an agent may be silent before the pages say that it is
+	// away. Default 30 s; at less than an agent's cycle every agent looks away.
+	AgentAway time.Duration
+	// SessionFor is how long a browser keeps the session. Default 7 days; a revoked
+	// token ends it at once.
+	SessionFor time.Duration
+	// Now is the clock. Default time.Now.
+	Now func() time.Time
+}
+
+type pages struct {
+	service *api.Service
+	Options
+	assets    *assets
+	templates templates
+}
+
+// Mount adds the pages and their assets to an Echo that serves the API too: the
+// scripts ask /api/v1 of the same origin.
+func Mount(e *echo.Echo, s *api.Service, opts Options) {
+	if opts.Auth == nil {
+		opts.Auth = api.NewAuth(s.Store.Account)
+	}
+	if opts.AgentAway == 0 {
+		opts.AgentAway = 30 * time.Second
+	}
+	if opts.SessionFor == 0 {
+		opts.SessionFor = 7 * 24 * time.Hour
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	p := &pages{service: s, Options: opts, assets: loadAssets()}
+	p.templates = loadTemplates(p.assets, opts.Now)
+
+	e.GET(p.assets.prefix+":name", p.assets.serve)
+	e.GET("/favicon.ico", func(c echo.Context) error { return c.Redirect(http.StatusFound, p.assets.url("icon.svg")) })
+
+	e.GET("/signin", p.signIn, p.headers)
+	e.POST("/signin", p.signIn, p.headers)
+	e.POST("/signout", p.signOut, p.headers)
+
+	get := func(path string, h handler) { e.GET(path, p.page(h), p.headers) }
+	get("/", p.sites)
+	get("/sites/:site", p.tables)
+	get("/sites/:site/queue", p.queue)
+	get("/sites/:site/history", p.history)
+	get("/sites/:site/audit", p.audit)
+	get("/backfills/:id", p.request)
+	get("/sites", func(echo.Context, api.Account) (*view, error) { return nil, redirect("/") })
+	get("/sites/*", nothing)
+	get("/backfills/*", nothing)
+}
+
+func nothing(c echo.Context, _ api.Account) (*view, error) {
+	return nil, backfill.Errorf(backfill.NotFound, "there is no page %s", c.Request().URL.Path)
+}
+
+// policy lets a page use this server and nothing else. Styles and scripts stand in
+// files of their own; there is no inline one to allow.
+const policy = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+
+func (p *pages) headers(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		h := c.Response().Header()
+		h.Set("Content-Security-Policy", policy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "same-origin")
+		h.Set("Cross-Origin-Opener-Policy", "same-origin")
+		h.Set("Cache-Control", "no-store")
+		h.Add("Vary", fragmentHeader)
+		return next(c)
+	}
+}
+
+// view is what a template is given. Data is the page's own.
+type view struct {
+	template string
+	Title    string
+	Crumbs   []crumb
+	Tabs     []tab
+	Events   []string // streams that say when the page should be asked for again
+	Refresh  int      // seconds after which it is asked for anyway, for what ages by itself
+	Account  api.Account
+	Data     any
+}
+
+type crumb struct{ Text, Href string }
+
+type tab struct {
+	Text, Href string
+	Count      string // "" for none
+	Current    bool
+}
+
+type handler func(echo.Context, api.Account) (*view, error)
+
+// redirect is an error that a handler answers with when the page is elsewhere.
+type redirect string
+
+func (r redirect) Error() string { return "see " + string(r) }
+
+// fragmentHeader asks for the changing part of a page alone.
+const fragmentHeader = "Backfill-Fragment"
+
+// page makes a handler's view into HTML for whoever is signed in.
+func (p *pages) page(h handler) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		account, err := p.Auth.Authenticate(c.Request())
+		if backfill.CodeOf(err) == backfill.Unauthorized {
+			return p.toSignIn(c)
+		}
+		var v *view
+		if err == nil {
+			v, err = h(c, account)
+		}
+		var to redirect
+		if errors.As(err, &to) {
+			return c.Redirect(http.StatusSeeOther, string(to))
+		}
+		status := http.StatusOK
+		if err != nil {
+			status, v = p.failure(c, err)
+		}
+		v.Account = account
+		return p.render(c, status, v)
+	}
+}
+
+func (p *pages) render(c echo.Context, status int, v *view) error {
+	name := "page"
+	if c.Request().Header.Get(fragmentHeader) != "" {
+		name = "fragment"
+	}
+	// Into memory first: a template that fails must not leave half a page with status 200.
+	var b bytes.Buffer
+	if err := p.templates[v.template].ExecuteTemplate(&b, name, v); err != nil {
+		return err
+	}
+	return c.HTMLBlob(status, b.Bytes())
+}
+
+var statusOf = map[backfill.Code]int{
+	backfill.NotFound: http.StatusNotFound, backfill.Invalid: http.StatusUnprocessableEntity, backfill.Refused: http.StatusUnprocessableEntity,
+	backfill.Conflict: http.StatusConflict, backfill.Forbidden: http.StatusForbidden, backfill.Unavailable: http.StatusServiceUnavailable,
+}
+
+// failure is the page for an error. What a person can act on is shown; any other
+// cause goes to the log alone.
+func (p *pages) failure(c echo.Context, err error) (int, *view) {
+	status := http.StatusInternalServerError
+	d := struct{ Title, Message string }{"This page could not be made", "The cause is in the server's log. Trying again may help: the page does so by itself."}
+	var e *backfill.Error
+	if errors.As(err, &e) && statusOf[e.Code] != 0 {
+		status = statusOf[e.Code]
+		d.Title, d.Message = "This cannot be shown", e.Message
+		if e.Code == backfill.NotFound {
+			d.Title = "Nothing here"
+		}
+	} else if c.Request().Context().Err() == nil {
+		p.service.Log.Error("page", zap.String("path", c.Request().URL.Path), zap.Error(err))
+	}
+	v := &view{template: "error", Title: d.Title, Crumbs: []crumb{{"Sites", "/"}}, Data: d}
+	if status >= 500 {
+		v.Refresh = 5
+	}
+	return status, v
+}
+
+// local keeps addresses on this server: a path, not another host's.
+func local(path string) string {
+	if !strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") || strings.ContainsAny(path, "\\\r\n\t") {
+		return "/"
+	}
+	return path
+}
