@@ -44,6 +44,15 @@ func listPage[T, J any](c echo.Context, items []T, at func(T) int64, show func(T
 	return c.JSON(http.StatusOK, out)
 }
 
+// listAll answers with a list that is never long.
+func listAll[T, J any](c echo.Context, items []T, show func(T) J) error {
+	out := page[J]{Data: make([]J, len(items))}
+	for i, item := range items {
+		out.Data[i] = show(item)
+	}
+	return c.JSON(http.StatusOK, out)
+}
+
 // cursor names a position in the list that a request asks for. It is opaque, and
 // bound to the list and its filters: with others it would skip or repeat items.
 func cursor(c echo.Context, position int64) string {

@@ -73,18 +73,14 @@ func (s *Server) validate(method, path string) echo.MiddlewareFunc {
 			for _, name := range c.ParamNames() {
 				params[name] = c.Param(name)
 			}
-			return cmpErr(requestProblem(openapi3filter.ValidateRequest(c.Request().Context(), &openapi3filter.RequestValidationInput{
+			if err := openapi3filter.ValidateRequest(c.Request().Context(), &openapi3filter.RequestValidationInput{
 				Request: c.Request(), PathParams: params, QueryParams: query, Route: route, Options: options,
-			}), params), func() error { return next(c) })
+			}); err != nil {
+				return requestProblem(err, params)
+			}
+			return next(c)
 		}
 	}
-}
-
-func cmpErr(err error, next func() error) error {
-	if err != nil {
-		return err
-	}
-	return next()
 }
 
 // unescape puts path parameters into the spelling they stand for. Echo leaves them
@@ -163,8 +159,7 @@ func readBody(c echo.Context, op *openapi3.Operation) error {
 	if media, _, err := mime.ParseMediaType(r.Header.Get(echo.HeaderContentType)); err != nil || media != echo.MIMEApplicationJSON {
 		return echo.NewHTTPError(http.StatusUnsupportedMediaType, "send the body as Content-Type: application/json")
 	}
-	var any json.RawMessage
-	if err := json.Unmarshal(body, &any); err != nil {
+	if err := json.Unmarshal(body, new(json.RawMessage)); err != nil {
 		return malformed("the body is not JSON: " + err.Error())
 	}
 	return nil
@@ -195,9 +190,6 @@ func invalidInput(fields []backfill.FieldError) error {
 
 // requestProblem names the parts of a request that do not fit the document.
 func requestProblem(err error, params map[string]string) error {
-	if err == nil {
-		return nil
-	}
 	var all openapi3.MultiError
 	if !errors.As(err, &all) {
 		all = openapi3.MultiError{err}

@@ -32,18 +32,18 @@ var kinds = map[string]struct {
 	status int
 	title  string
 }{
-	"malformed":                    {http.StatusBadRequest, "The request cannot be read"},
-	string(backfill.Unauthorized):  {http.StatusUnauthorized, "A valid token is needed"},
-	string(backfill.Forbidden):     {http.StatusForbidden, "Not allowed"},
-	string(backfill.NotFound):      {http.StatusNotFound, "Not found"},
-	"method_not_allowed":           {http.StatusMethodNotAllowed, "This address does not take that method"},
-	string(backfill.Conflict):      {http.StatusConflict, "In conflict with the present state"},
-	"too_large":                    {http.StatusRequestEntityTooLarge, "The request is too large"},
-	"unsupported_media_type":       {http.StatusUnsupportedMediaType, "The body must be JSON"},
-	string(backfill.Invalid):       {http.StatusUnprocessableEntity, "The input is not valid"},
-	string(backfill.Refused):       {http.StatusUnprocessableEntity, "A condition does not hold"},
-	"internal":                     {http.StatusInternalServerError, "Internal error"},
-	string(backfill.Unavailable):   {http.StatusServiceUnavailable, "A part that is needed is away"},
+	"malformed":                   {http.StatusBadRequest, "The request cannot be read"},
+	string(backfill.Unauthorized): {http.StatusUnauthorized, "A valid token is needed"},
+	string(backfill.Forbidden):    {http.StatusForbidden, "Not allowed"},
+	string(backfill.NotFound):     {http.StatusNotFound, "Not found"},
+	"method_not_allowed":          {http.StatusMethodNotAllowed, "This address does not take that method"},
+	string(backfill.Conflict):     {http.StatusConflict, "In conflict with the present state"},
+	"too_large":                   {http.StatusRequestEntityTooLarge, "The request is too large"},
+	"unsupported_media_type":      {http.StatusUnsupportedMediaType, "The body must be JSON"},
+	string(backfill.Invalid):      {http.StatusUnprocessableEntity, "The input is not valid"},
+	string(backfill.Refused):      {http.StatusUnprocessableEntity, "A condition does not hold"},
+	"internal":                    {http.StatusInternalServerError, "Internal error"},
+	string(backfill.Unavailable):  {http.StatusServiceUnavailable, "A part that is needed is away"},
 }
 
 func problemOf(kind, detail string) Problem {
@@ -75,11 +75,20 @@ func ProblemOf(err error) Problem {
 	return problemOf("internal", "something went wrong here; the log has the cause under this instance")
 }
 
+// webDetails say more than Echo does.
+var webDetails = map[int]string{
+	http.StatusNotFound:         "there is nothing at this address: /openapi.yaml lists what there is",
+	http.StatusMethodNotAllowed: "the Allow header names the methods this address takes",
+}
+
 func webProblem(err *echo.HTTPError) Problem {
 	for kind, k := range kinds {
 		// 422 and others of more than one kind come from the domain, never from Echo.
 		if k.status == err.Code && k.status != http.StatusUnprocessableEntity {
 			detail, _ := err.Message.(string)
+			if better, ok := webDetails[err.Code]; ok && detail == http.StatusText(err.Code) {
+				detail = better
+			}
 			return problemOf(kind, detail)
 		}
 	}

@@ -40,7 +40,7 @@ type Server struct {
 	hub      *hub
 	took     *prometheus.HistogramVec
 	streams  prometheus.Gauge
-	pace     pace
+	timing   timing
 
 	closing chan struct{} // closed when streams must end
 }
@@ -63,7 +63,7 @@ const prefix = "/api/v1"
 func New(cfg Config) *Server {
 	s := &Server{
 		service: cfg.Service, auth: cfg.Auth, log: cfg.Log,
-		echo: echo.New(), document: loadDocument(), hub: newHub(cfg.Service.Store, cfg.Log), pace: defaultPace,
+		echo: echo.New(), document: loadDocument(), hub: newHub(cfg.Service.Store, cfg.Log), timing: defaultTiming,
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "backfill_http_request_duration_seconds", Help: "Time to answer a request, streams left out.",
 			Buckets: []float64{.005, .02, .1, .5, 2, 10, 30},

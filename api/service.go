@@ -280,6 +280,14 @@ type Rows struct {
 	More     bool // there are rows after the last of these
 }
 
+// Columns names the columns of Row and Receiver in order.
+func (r *Rows) Columns() []string {
+	if r.Layout == nil {
+		return nil
+	}
+	return columnNames(r.Layout)
+}
+
 // Rows returns up to limit staged rows after position after, in key order; effect
 // "" means all.
 func (s *Service) Rows(ctx context.Context, id int64, effect backfill.Effect, after int64, limit int) (*Rows, error) {
@@ -511,13 +519,13 @@ func (s *Service) ReviewURL(id int64) string {
 	return s.PublicURL + "/backfills/" + strconv.FormatInt(id, 10)
 }
 
-// maxNote is the longest note, in bytes: it travels through the workflow engine.
+// maxNote is the longest note, in characters: it travels through the workflow engine.
 const maxNote = 4000
 
 func checkNote(note string) error {
 	switch {
-	case len(note) > maxNote:
-		return fieldError(backfill.Invalid, "note", "is longer than "+strconv.Itoa(maxNote)+" bytes")
+	case utf8.RuneCountInString(note) > maxNote:
+		return fieldError(backfill.Invalid, "note", "is longer than "+strconv.Itoa(maxNote)+" characters")
 	case !storable(note):
 		return fieldError(backfill.Invalid, "note", "holds characters that cannot be stored")
 	}

@@ -19,6 +19,10 @@ type templates map[string]*template.Template
 func loadTemplates(a *assets, now func() time.Time) templates {
 	base := template.Must(template.New("base").Funcs(template.FuncMap{
 		"asset": a.url, "icon": icon, "num": num, "plural": plural, "ago": ago(now), "json": toJSON, "join": strings.Join, "shorten": shorten, "role": roleArticle,
+		"lower": lower, "capitalise": capitalise,
+		"deref": func(s *string) string { return *s }, "deref64": func(n *int64) int64 { return *n },
+		"revision": func(n int64) map[string]int64 { return map[string]int64{"revision": n} },
+		"lastHref": func(c []crumb) string { return c[len(c)-1].Href },
 	}).ParseFS(files, "templates/base.html", "templates/parts.html"))
 	out := templates{}
 	for _, name := range []string{"sites", "tables", "request", "queue", "history", "audit", "error", "signin", "bounce"} {
@@ -28,8 +32,8 @@ func loadTemplates(a *assets, now func() time.Time) templates {
 }
 
 // num writes a number with thousands separators.
-func num[T int | int32 | int64](n T) string {
-	s := strconv.FormatInt(int64(n), 10)
+func num(n int64) string {
+	s := strconv.FormatInt(n, 10)
 	sign := ""
 	if s[0] == '-' {
 		sign, s = "−", s[1:]
@@ -152,23 +156,24 @@ var looks = map[backfill.State]look{
 
 // icons are 16 × 16 and take the colour of the text around them.
 var icons = map[string]string{
-	"dashed":  `<circle cx="8" cy="8" r="5.5" stroke-dasharray="2.6 2"/>`,
-	"half":    `<circle cx="8" cy="8" r="5.5"/><path d="M8 2.5a5.5 5.5 0 0 1 0 11z" fill="currentColor" stroke="none"/>`,
-	"eye":     `<path d="M1.5 8S4 3.5 8 3.5 14.5 8 14.5 8 12 12.5 8 12.5 1.5 8 1.5 8z"/><circle cx="8" cy="8" r="1.9" fill="currentColor" stroke="none"/>`,
-	"forward": `<path d="M2.5 8h10M8.8 4.2 12.6 8l-3.8 3.8"/>`,
-	"check":   `<path d="m2.8 8.6 3.4 3.4 7-7.6"/>`,
-	"slash":   `<circle cx="8" cy="8" r="5.5"/><path d="m4.2 11.8 7.6-7.6"/>`,
-	"square":  `<rect x="3.2" y="3.2" width="9.6" height="9.6" rx="1.5"/>`,
-	"alert":   `<path d="M8 2 1.8 13.2h12.4z"/><path d="M8 6.4v3.2M8 11.3v.2"/>`,
-	"pause":   `<path d="M5.5 3.5v9M10.5 3.5v9" stroke-width="2.4"/>`,
-	"play":    `<path d="M4.5 3v10l8-5z" fill="currentColor"/>`,
-	"close":   `<path d="m4 4 8 8M12 4l-8 8"/>`,
-	"chevron": `<path d="m6 3.5 4.5 4.5L6 12.5"/>`,
-	"key":     `<circle cx="5" cy="8" r="2.8"/><path d="M7.8 8h6.2v2.6M11.4 8v2"/>`,
-	"plug":    `<path d="M3 13 6 10M10 6l3-3M6.2 5.4 4.8 6.8a2.6 2.6 0 0 0 0 3.7l.7.7a2.6 2.6 0 0 0 3.7 0l1.4-1.4z"/>`,
-	"link":    `<path d="M9.5 2.5h4v4M13.3 2.7 7.5 8.5M7 3.5H3.5v9h9V9"/>`,
-	"row":     `<rect x="2" y="5.5" width="12" height="5" rx="1"/><path d="M6 5.5v5"/>`,
-	"clock":   `<circle cx="8" cy="8" r="5.5"/><path d="M8 4.8V8l2.2 1.6"/>`,
+	"dashed":   `<circle cx="8" cy="8" r="5.5" stroke-dasharray="2.6 2"/>`,
+	"half":     `<circle cx="8" cy="8" r="5.5"/><path d="M8 2.5a5.5 5.5 0 0 1 0 11z" fill="currentColor" stroke="none"/>`,
+	"eye":      `<path d="M1.5 8S4 3.5 8 3.5 14.5 8 14.5 8 12 12.5 8 12.5 1.5 8 1.5 8z"/><circle cx="8" cy="8" r="1.9" fill="currentColor" stroke="none"/>`,
+	"backward": `<path d="M13.5 8h-10M7.2 4.2 3.4 8l3.8 3.8"/>`,
+	"forward":  `<path d="M2.5 8h10M8.8 4.2 12.6 8l-3.8 3.8"/>`,
+	"check":    `<path d="m2.8 8.6 3.4 3.4 7-7.6"/>`,
+	"slash":    `<circle cx="8" cy="8" r="5.5"/><path d="m4.2 11.8 7.6-7.6"/>`,
+	"square":   `<rect x="3.2" y="3.2" width="9.6" height="9.6" rx="1.5"/>`,
+	"alert":    `<path d="M8 2 1.8 13.2h12.4z"/><path d="M8 6.4v3.2M8 11.3v.2"/>`,
+	"pause":    `<path d="M5.5 3.5v9M10.5 3.5v9" stroke-width="2.4"/>`,
+	"play":     `<path d="M4.5 3v10l8-5z" fill="currentColor"/>`,
+	"close":    `<path d="m4 4 8 8M12 4l-8 8"/>`,
+	"chevron":  `<path d="m6 3.5 4.5 4.5L6 12.5"/>`,
+	"key":      `<circle cx="5" cy="8" r="2.8"/><path d="M7.8 8h6.2v2.6M11.4 8v2"/>`,
+	"plug":     `<path d="M3 13 6 10M10 6l3-3M6.2 5.4 4.8 6.8a2.6 2.6 0 0 0 0 3.7l.7.7a2.6 2.6 0 0 0 3.7 0l1.4-1.4z"/>`,
+	"link":     `<path d="M9.5 2.5h4v4M13.3 2.7 7.5 8.5M7 3.5H3.5v9h9V9"/>`,
+	"row":      `<rect x="2" y="5.5" width="12" height="5" rx="1"/><path d="M6 5.5v5"/>`,
+	"clock":    `<circle cx="8" cy="8" r="5.5"/><path d="M8 4.8V8l2.2 1.6"/>`,
 }
 
 func icon(name string) template.HTML {

@@ -164,31 +164,22 @@ func (p *pages) render(c echo.Context, status int, v *view) error {
 	return c.HTMLBlob(status, b.Bytes())
 }
 
-var statusOf = map[backfill.Code]int{
-	backfill.NotFound: http.StatusNotFound, backfill.Invalid: http.StatusUnprocessableEntity, backfill.Refused: http.StatusUnprocessableEntity,
-	backfill.Conflict: http.StatusConflict, backfill.Forbidden: http.StatusForbidden, backfill.Unavailable: http.StatusServiceUnavailable,
-}
-
-// failure is the page for an error. What a person can act on is shown; any other
-// cause goes to the log alone.
+// failure is the page for an error, with what the API would say of it.
 func (p *pages) failure(c echo.Context, err error) (int, *view) {
-	status := http.StatusInternalServerError
-	d := struct{ Title, Message string }{"This page could not be made", "The cause is in the server's log. Trying again may help: the page does so by itself."}
-	var e *backfill.Error
-	if errors.As(err, &e) && statusOf[e.Code] != 0 {
-		status = statusOf[e.Code]
-		d.Title, d.Message = "This cannot be shown", e.Message
-		if e.Code == backfill.NotFound {
-			d.Title = "Nothing here"
-		}
-	} else if c.Request().Context().Err() == nil {
-		p.service.Log.Error("page", zap.String("path", c.Request().URL.Path), zap.Error(err))
-	}
-	v := &view{template: "error", Title: d.Title, Crumbs: []crumb{{"Sites", "/"}}, Data: d}
-	if status >= 500 {
+	problem := api.ProblemOf(err)
+	d := struct{ Title, Message string }{problem.Title, problem.Detail}
+	v := &view{template: "error", Title: problem.Title, Crumbs: []crumb{{"Sites", "/"}}}
+	if problem.Status >= http.StatusInternalServerError {
 		v.Refresh = 5
+		if c.Request().Context().Err() == nil {
+			p.service.Log.Error("page", zap.String("path", c.Request().URL.Path), zap.Error(err))
+		}
 	}
-	return status, v
+	if problem.Status == http.StatusInternalServerError {
+		d.Title, d.Message = "This page could not be made", "The cause is in the server's log."
+	}
+	v.Data = d
+	return problem.Status, v
 }
 
 // local keeps addresses on this server: a path, not another host's.

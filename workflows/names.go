@@ -29,6 +29,7 @@ const (
 	Pause   = "pause"   // By
 	Resume  = "resume"  // By
 	Cancel  = "cancel"  // By
+	Refresh = "refresh" // no payload, signal only: the request was changed elsewhere
 	Status  = "status"  // query, answers BackfillStatus
 )
 

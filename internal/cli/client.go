@@ -44,11 +44,12 @@ func NewClient(address, token string) (*Client, error) {
 
 // Problem is an answer of the API that says why not (RFC 9457).
 type Problem struct {
-	Type   string                `json:"type"`
-	Title  string                `json:"title"`
-	Status int                   `json:"status"`
-	Detail string                `json:"detail"`
-	Errors []backfill.FieldError `json:"errors"`
+	Type    string                `json:"type"`
+	Title   string                `json:"title"`
+	Status  int                   `json:"status"`
+	Detail  string                `json:"detail"`
+	Errors  []backfill.FieldError `json:"errors"`
+	Request int64                 `json:"request"` // the open request in the way
 }
 
 func (p *Problem) Error() string {
@@ -59,6 +60,11 @@ func (p *Problem) Error() string {
 		return p.Title
 	}
 	return fmt.Sprintf("the API answered %d %s", p.Status, http.StatusText(p.Status))
+}
+
+// is reports whether the problem is of a kind.
+func (p *Problem) is(code backfill.Code) bool {
+	return strings.HasSuffix(p.Type, ":"+string(code)) || strings.HasSuffix(p.Type, "/"+string(code))
 }
 
 // temporary reports whether the same request may succeed later.
@@ -100,7 +106,7 @@ func (c *Client) call(ctx context.Context, method, path string, body any) (json.
 	for try := 1; ; try++ {
 		raw, err := c.once(ctx, method, path, payload, key)
 		var lost *connectionError
-		if !errors.As(err, &lost) || ctx.Err() != nil || try == tries {
+		if !errors.As(err, &lost) || errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || try == tries {
 			return raw, err
 		}
 		if err := sleep(ctx, time.Duration(try)*200*time.Millisecond); err != nil {
@@ -194,6 +200,7 @@ func decode[T any](raw json.RawMessage) (T, error) {
 type page[T any] struct {
 	Data       []T    `json:"data"`
 	NextCursor string `json:"next_cursor"`
+	Revision   int64  `json:"revision"` // of staged rows
 	raw        json.RawMessage
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"iter"
 	"mime"
@@ -23,31 +22,34 @@ var (
 	silence     = 45 * time.Second // without a byte after which an event stream counts as dead
 )
 
-// Watch yields a request as it is now and again after each change, until the
-// caller has seen enough or ctx ends. It lives through restarts of the API: an
-// error that passes is yielded, and watching goes on. Only one that does not pass
-// (see lasting) is the last thing it yields.
+// Watch yields a request as it is now and again when it changes, until the caller
+// has seen enough or ctx ends. It lives through restarts of the API: an error that
+// passes is yielded, and watching goes on. Only one that does not pass (see
+// lasting) is the last thing it yields.
 func (c *Client) Watch(ctx context.Context, id int64) iter.Seq2[*Backfill, error] {
 	return func(yield func(*Backfill, error) bool) {
-		w := watch{c: c, path: fmt.Sprintf("/backfills/%d", id), yield: yield, events: true}
-		pause := firstPause
-		for {
-			// Read first and each time: the stream says nothing of what changed while it was away.
-			b, err := get[*Backfill](ctx, c, w.path)
-			if ctx.Err() != nil || !yield(b, err) || lasting(err) {
+		w := watch{c: c, path: requestPath(id), yield: yield, events: true}
+		for pause := firstPause; ; {
+			if w.events {
+				w.stream(ctx)
+			}
+			if w.enough || ctx.Err() != nil {
 				return
+			}
+			// Where there are no events, or no more of them, reading tells how things are.
+			raw, err := c.call(ctx, http.MethodGet, w.path, nil)
+			if ctx.Err() != nil || !w.give(raw, err) || lasting(err) {
+				return
+			}
+			wait := firstPause
+			switch {
+			case err != nil:
+				wait, pause = pause, min(2*pause, longestWait)
+			case !w.events:
+				wait = pollEvery
 			}
 			if err == nil {
 				pause = firstPause
-				if w.stream(ctx); w.enough {
-					return
-				}
-			}
-			wait := pause
-			if err == nil && !w.events {
-				wait = pollEvery
-			} else {
-				pause = min(2*pause, longestWait)
 			}
 			if sleep(ctx, wait) != nil {
 				return
@@ -78,6 +80,19 @@ type watch struct {
 	enough bool   // the caller stopped
 }
 
+// give yields an answer of the API.
+func (w *watch) give(raw json.RawMessage, err error) bool {
+	if err != nil {
+		return w.yield(nil, err)
+	}
+	b, err := decode[*Backfill](raw)
+	if err != nil {
+		return w.yield(nil, err)
+	}
+	b.raw = raw
+	return w.yield(b, nil)
+}
+
 // stream follows the request's events until the stream ends, for whatever reason.
 func (w *watch) stream(ctx context.Context) {
 	if !w.events {
@@ -106,11 +121,10 @@ func (w *watch) stream(ctx context.Context) {
 	}
 	_ = readEvents(res.Body, func() { heard = true; quiet.Reset(silence) }, func(e event) bool {
 		w.last = e.id
-		b, err := decode[*Backfill](json.RawMessage(e.data))
-		if err != nil || b == nil || b.ID == 0 {
-			return true // not about the request: a greeting, or of a later version
+		if e.name != "backfill" {
+			return true // "end", which the state says too, or of a later version
 		}
-		w.enough = !w.yield(b, nil)
+		w.enough = !w.give(json.RawMessage(e.data), nil)
 		return !w.enough
 	})
 	if ctx.Err() != nil && !heard {
@@ -119,7 +133,7 @@ func (w *watch) stream(ctx context.Context) {
 }
 
 // event is one server-sent event.
-type event struct{ id, data string }
+type event struct{ id, name, data string }
 
 // maxEvent bounds the length of a line of an event.
 const maxEvent = 1 << 20
@@ -141,7 +155,7 @@ func readEvents(r io.Reader, line func(), each func(event) bool) error {
 					return nil
 				}
 			}
-			data = nil // the id stays, as the standard has it
+			e.name, data = "", nil // the id stays, as the standard has it
 			continue
 		}
 		name, value, _ := strings.Cut(text, ":")
@@ -149,6 +163,8 @@ func readEvents(r io.Reader, line func(), each func(event) bool) error {
 		switch name {
 		case "id":
 			e.id = value
+		case "event":
+			e.name = value
 		case "data":
 			data = append(data, value)
 		}

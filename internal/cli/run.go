@@ -12,6 +12,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/alecthomas/kong"
@@ -134,10 +135,10 @@ func statusOf(err error) int {
 	case errors.As(err, &usage), errors.As(err, &parse):
 		return Misused
 	case errors.As(err, &p):
-		switch p.Status {
-		case http.StatusBadRequest:
+		switch {
+		case p.Status == http.StatusBadRequest, p.is(backfill.Invalid):
 			return Misused
-		case http.StatusConflict, http.StatusUnprocessableEntity, http.StatusForbidden:
+		case p.Status == http.StatusConflict, p.Status == http.StatusUnprocessableEntity, p.Status == http.StatusForbidden:
 			return Refused
 		}
 	case errors.As(err, &d):
@@ -178,8 +179,13 @@ func report(w io.Writer, err error) {
 		}
 	}
 	var parse *kong.ParseError
-	if errors.As(err, &parse) {
+	switch {
+	case errors.As(err, &parse):
 		line("  see %s --help", command(parse))
+	case p != nil && p.Request != 0:
+		line("  see backfill show %s", strconv.FormatInt(p.Request, 10))
+	case p != nil && p.Status == http.StatusUnauthorized:
+		line("  %s", "give a valid token with --token or BACKFILL_TOKEN: backfill token create makes one")
 	}
 }
 
@@ -201,12 +207,6 @@ func command(parse *kong.ParseError) string {
 
 // secrets are what must not be repeated from a command line that went wrong: the
 // passwords of connection strings, and tokens.
-var secrets = regexp.MustCompile(`(?i)(://[^\s:@/"]*:)[^\s"]*@|(password\s*=\s*)(?:'[^']*'|[^\s&"']+)|\b(bf_)[\w-]{20,}`)
+var secrets = regexp.MustCompile(`(?i)(://[^\s:@/"]*:)[^\s"]*(@)|(password\s*=\s*)('[^']*'|[^\s&"']+)|\bbf_[\w-]{20,}`)
 
-func redact(s string) string {
-	return secrets.ReplaceAllStringFunc(s, func(m string) string {
-		i := slices.IndexFunc([]string{"://", "bf_"}, func(p string) bool { return strings.HasPrefix(m, p) })
-		_ = i
-		return m
-	})
-}
+func redact(s string) string { return secrets.ReplaceAllString(s, "$1$3…$2") }

@@ -166,10 +166,10 @@ func (s *Store) AgentSeen(ctx context.Context, site, side, agent, database, prob
 func (s *Store) CheckIdentity(ctx context.Context, site, side, systemIdentifier, timeline string) error {
 	var sys, tl string
 	err := s.pool.QueryRow(ctx, `
-		UPDATE backfill_control.side
-		   SET system_identifier = coalesce(system_identifier, $3), timeline = coalesce(timeline, $4)
-		 WHERE site = $1 AND name = $2
-		RETURNING system_identifier, timeline`, site, side, systemIdentifier, timeline).Scan(&sys, &tl)
+		WITH met AS (UPDATE backfill_control.side SET system_identifier = $3, timeline = $4
+		              WHERE site = $1 AND name = $2 AND system_identifier IS NULL)
+		SELECT coalesce(system_identifier, $3), coalesce(timeline, $4) FROM backfill_control.side WHERE site = $1 AND name = $2`,
+		site, side, systemIdentifier, timeline).Scan(&sys, &tl)
 	if err != nil {
 		return one(err, "side %q of a site %q", side, site)
 	}

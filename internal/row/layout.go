@@ -196,6 +196,9 @@ func (l *Layout) compare(source string, key []string, op string) string {
 	return "(" + sql + ")"
 }
 
+// Equals is the column type's own equality as an operator.
+func (c Column) Equals() string { return c.operator("=") }
+
 func (c Column) operator(op string) string {
 	schema := c.Operators
 	if schema == "" {

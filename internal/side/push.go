@@ -38,14 +38,13 @@ type OutboxTable struct {
 	Keys      bool // keys are among them
 }
 
-// Pending names the tables among the next limit outbox records; none when the
-// outbox is empty.
-func (db *DB) Pending(ctx context.Context, limit int) ([]string, error) {
-	rows, err := db.pool.Query(ctx, `SELECT DISTINCT tbl FROM (SELECT tbl FROM `+db.schema+`.outbox ORDER BY seq LIMIT $1) o`, limit)
-	if err != nil {
-		return nil, db.orNotSetUp(err)
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+// Pending names the tables among the oldest limit outbox records, none when the
+// outbox is empty; all says that there are no further records.
+func (db *DB) Pending(ctx context.Context, limit int) (tables []string, all bool, err error) {
+	err = db.pool.QueryRow(ctx, `
+		SELECT coalesce(array_agg(DISTINCT tbl), '{}'), count(*) < $1::int FROM (SELECT tbl FROM `+db.schema+`.outbox ORDER BY seq LIMIT $1::int) o`, limit).
+		Scan(&tables, &all)
+	return tables, all, db.orNotSetUp(err)
 }
 
 func (db *DB) orNotSetUp(err error) error {

@@ -94,7 +94,7 @@ CREATE TABLE IF NOT EXISTS {schema}.applied (
 INSERT INTO {schema}.applied DEFAULT VALUES ON CONFLICT DO NOTHING;
 -- Changes set aside here: waiting for a parent row, or refused.
 CREATE TABLE IF NOT EXISTS {schema}.held (
-    seq       bigint PRIMARY KEY,
+    seq       bigint NOT NULL,
     table_id  integer NOT NULL,
     layout_id bigint,
     op        "char" NOT NULL,
@@ -102,7 +102,8 @@ CREATE TABLE IF NOT EXISTS {schema}.held (
     "row"     text[] COLLATE "C",
     state     text NOT NULL CHECK (state IN ('held', 'quarantined')),
     reason    text NOT NULL,
-    since     timestamptz NOT NULL DEFAULT clock_timestamp()
+    since     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (seq, key) -- a truncate can leave the deletes of many keys
 );
 CREATE INDEX IF NOT EXISTS held_by_key ON {schema}.held (table_id, key);
 

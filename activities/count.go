@@ -1,0 +1,65 @@
+package activities
+
+import (
+	"context"
+	"time"
+
+	"backfill/internal/control"
+	"backfill/internal/side"
+)
+
+// Count reports this side's tables on a slow clock of its own: rows, layout, key
+// and whether capture is healthy. The clock slows down further when counting takes
+// long, so that it never takes more than a twentieth of the time.
+func (a *Agent) Count(ctx context.Context) error {
+	next := time.Time{}
+	rung, done := a.bell("site 0")
+	defer done()
+	known := 0
+	return a.turns(ctx, rung, min(a.CountEvery, time.Second), func() (bool, error) {
+		tables, err := a.store.Tables(ctx, a.db.Site)
+		if err != nil {
+			return false, err
+		}
+		if len(tables) == known && time.Now().Before(next) {
+			return false, nil
+		}
+		known = len(tables)
+		began := time.Now()
+		if err := a.CountNow(ctx); err != nil {
+			return false, err
+		}
+		next = time.Now().Add(max(a.CountEvery, 20*time.Since(began)))
+		return false, nil
+	})
+}
+
+// CountNow counts and describes all tables of this side once.
+func (a *Agent) CountNow(ctx context.Context) error {
+	tables, err := a.store.Tables(ctx, a.db.Site)
+	if err != nil {
+		return err
+	}
+	var reports []control.SideReport
+	for _, t := range tables {
+		c, err := a.db.Count(ctx, t.Name, t.Captures(a.db.Side), a.CountLimit)
+		if err != nil {
+			reports = append(reports, control.SideReport{TableID: t.ID, Problem: message(err)})
+			continue
+		}
+		r := control.SideReport{TableID: t.ID, Rows: c.Rows, Estimated: c.Estimated, CountedAt: c.At, Problem: c.Table.Problem}
+		if r.Problem == "" {
+			r.Key = c.Table.Layout.Key
+			r.KeyTypes = side.KeyTypes(c.Table.Layout)
+			r.CaptureOK = t.Captures(a.db.Side) && c.Capture == ""
+			if c.Capture != "" {
+				r.Problem = c.Capture
+			}
+			if r.LayoutID, err = a.layoutID(ctx, c.Table.Layout); err != nil {
+				return err
+			}
+		}
+		reports = append(reports, r)
+	}
+	return a.store.ReportSide(ctx, a.db.Site, a.db.Side, reports)
+}

@@ -1,0 +1,172 @@
+package activities
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"backfill/internal/control"
+	"backfill/internal/copypipe"
+	"backfill/internal/side"
+)
+
+// Push sends this side's captured changes to the queue, turn after turn.
+func (a *Agent) Push(ctx context.Context) error {
+	return a.turns(ctx, nil, a.Cycle, func() (bool, error) {
+		pushed, err := a.push(ctx)
+		return pushed.rows > 0, err
+	})
+}
+
+// pushed is what one push came to.
+type pushed struct {
+	rows int64
+	all  bool            // every record there was when it began has been looked at
+	left map[string]bool // tables with records it could not push
+}
+
+// complete reports whether no record of a table is left that was visible before
+// the push began.
+func (p pushed) complete(table string) bool { return p.all && !p.left[table] }
+
+// push sends one batch: which keys were touched, and each key's row as it is now.
+// The order of its steps is what every guarantee rests on:
+//
+//  1. the direction's lock on the control database;
+//  2. under it, one snapshot of the source: records, and the current rows of their keys;
+//  3. a synchronous write on the source, so that what was read outlives a crash;
+//  4. the commit of the entries;
+//  5. the deletion of exactly the records read.
+//
+// A crash between 4 and 5 pushes the keys again, read later.
+func (a *Agent) push(ctx context.Context) (pushed, error) {
+	out := pushed{left: map[string]bool{}}
+	tables, all, err := a.db.Pending(ctx, a.BatchRows)
+	out.all = all
+	if err != nil || len(tables) == 0 {
+		return out, err
+	}
+	if tables = a.unblocked(tables, &out); len(tables) == 0 {
+		return out, nil
+	}
+	if err := a.ready(ctx); err != nil {
+		return out, err
+	}
+	p, err := a.store.BeginPush(ctx, a.Out)
+	if err != nil {
+		return out, err
+	}
+	defer p.Rollback()
+	config, err := p.Tables(ctx)
+	if err != nil {
+		return out, err
+	}
+	var unknown []string
+	tables = slices.DeleteFunc(tables, func(name string) bool {
+		t, ok := config[name]
+		if !ok || !t.Captures(a.Out.From) {
+			unknown = append(unknown, name)
+			return true
+		}
+		return false
+	})
+	if len(unknown) > 0 {
+		if err := a.db.Forget(ctx, unknown); err != nil {
+			return out, err
+		}
+	}
+	if len(tables) == 0 {
+		return out, nil
+	}
+	var seqs []int64
+	err = a.db.ReadOutbox(ctx, tables, a.BatchRows, func(o *side.Outbox) error {
+		if err := p.Continues(o.Batch, o.Nonce); err != nil {
+			return err
+		}
+		for name, why := range o.Unread {
+			out.left[name] = true
+			if why != "" {
+				a.block(name, why)
+			}
+		}
+		seqs = o.Seqs
+		for _, t := range o.Tables {
+			c := config[t.Name.String()]
+			rules := side.Rules{Create: c.Active && c.Create, Update: c.Active && c.Update, Delete: c.Active && c.Delete}
+			if err := a.pushTable(ctx, p, o, t, c.ID, rules); err != nil {
+				if side.Permanent(err) {
+					a.block(t.Name.String(), message(err))
+				}
+				return fmt.Errorf("push %s: %w", t.Name, err)
+			}
+		}
+		return nil
+	})
+	if side.Permanent(err) {
+		// The table is blocked: the next push goes on without it, and the agent's problem names it.
+		return pushed{}, nil
+	}
+	if err != nil {
+		return out, err
+	}
+	if len(seqs) == 0 {
+		return out, nil
+	}
+	if err := a.db.Beat(ctx); err != nil {
+		return out, err
+	}
+	nonce := rand.Text()
+	batch, err := p.Commit(ctx, nonce)
+	if err != nil {
+		return out, err
+	}
+	out.rows = p.Rows()
+	return out, a.db.DeletePushed(ctx, seqs, batch, nonce)
+}
+
+func (a *Agent) pushTable(ctx context.Context, p *control.Push, o *side.Outbox, t side.OutboxTable, tableID int32, rules side.Rules) error {
+	if t.Truncated {
+		if err := p.Truncate(ctx, tableID, o.Snapshot, !rules.Delete); err != nil {
+			return err
+		}
+	}
+	if t.Gap {
+		if err := p.Gap(ctx, tableID, "a partition was truncated: which keys vanished was not recorded; request another backfill and reconcile"); err != nil {
+			return err
+		}
+	}
+	if !t.Keys {
+		return nil
+	}
+	layoutID, err := a.layoutID(ctx, t.Layout)
+	if err != nil {
+		return err
+	}
+	return copypipe.Run(
+		func(w io.Writer) error { return o.CopyEntries(ctx, t, a.Out.ID, tableID, layoutID, rules, w) },
+		func(r io.Reader) error { return p.Copy(ctx, r) })
+}
+
+// block leaves a table's changes in its outbox for a while: one table that cannot
+// be read must not hold up the others.
+func (a *Agent) block(table, why string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.blocked[table] = blocked{until: time.Now().Add(15 * time.Second), why: why}
+}
+
+func (a *Agent) unblocked(tables []string, out *pushed) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(tables, func(name string) bool {
+		if time.Now().Before(a.blocked[name].until) {
+			out.left[name] = true
+			return true
+		}
+		delete(a.blocked, name)
+		return false
+	})
+}

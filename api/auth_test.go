@@ -1,0 +1,134 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+)
+
+type ctx = context.Context
+
+func TestToken(t *testing.T) {
+	w := newWorld(t)
+	tests := []struct {
+		name, header string
+		status       int
+	}{
+		{"none", "", 401},
+		{"wrong", "Bearer " + strings.Repeat("x", 40), 401},
+		{"empty", "Bearer ", 401},
+		{"another scheme", "Basic " + secret(control.Admin), 401},
+		{"no scheme", secret(control.Admin), 401},
+		{"valid", "Bearer " + secret(control.Viewer), 200},
+		{"scheme in any case", "bearer " + secret(control.Viewer), 200},
+	}
+	for _, x := range tests {
+		a := w.call("", "GET", "/api/v1/sites", "", header{"Authorization", x.header})
+		require.Equal(t, x.status, a.status, x.name)
+		if x.status == 401 {
+			require.Equal(t, "Bearer", a.header.Get("WWW-Authenticate"))
+		}
+	}
+	require.NoError(t, w.store.RevokeToken(t.Context(), "test", "reviewer"))
+	require.Equal(t, 401, w.get(control.Reviewer, "/api/v1/sites").status)
+	for _, open := range []string{"/healthz", "/readyz", "/metrics", "/openapi.yaml"} {
+		require.Equal(t, 200, w.get("", open).status, open)
+	}
+}
+
+func TestSessionCookie(t *testing.T) {
+	w := newWorld(t)
+	host := strings.TrimPrefix(w.url, "http://")
+	cookie := header{"Cookie", SessionCookie + "=" + secret(control.Admin)}
+	require.Equal(t, 200, w.call("", "GET", "/api/v1/sites", "", cookie).status)
+	tests := []struct {
+		name    string
+		headers []header
+		allowed bool
+	}{
+		{"neither header", nil, false},
+		{"same origin", []header{{"Sec-Fetch-Site", "same-origin"}}, true},
+		{"same site", []header{{"Sec-Fetch-Site", "same-site"}}, false},
+		{"cross site", []header{{"Sec-Fetch-Site", "cross-site"}}, false},
+		{"typed in", []header{{"Sec-Fetch-Site", "none"}}, false},
+		{"cross site whatever the origin", []header{{"Sec-Fetch-Site", "cross-site"}, {"Origin", w.url}}, false},
+		{"own origin", []header{{"Origin", w.url}}, true},
+		{"other origin", []header{{"Origin", "https://evil.test"}}, false},
+		{"origin with our name in it", []header{{"Origin", "https://evil.test/" + host}}, false},
+		{"no origin", []header{{"Origin", "null"}}, false},
+	}
+	for i, x := range tests {
+		a := w.call("", "POST", "/api/v1/sites", `{"name":"site`+string(rune('a'+i))+`","sides":["a","b"]}`, append(x.headers, cookie)...)
+		require.Equal(t, map[bool]int{true: 201, false: 403}[x.allowed], a.status, "%s: %s", x.name, a.raw)
+	}
+	a := w.call(control.Viewer, "POST", "/api/v1/sites", `{"name":"z","sides":["a","b"]}`, cookie, header{"Sec-Fetch-Site", "same-origin"})
+	require.Equal(t, 403, a.status, "a bearer token wins over a cookie")
+}
+
+// Guarantee 12: no role can do what it was not given.
+func TestRoles(t *testing.T) {
+	w := newWorld(t)
+	roles := []control.Role{control.Viewer, control.Requester, control.Reviewer, control.Admin}
+	tests := []struct {
+		method, path, body string
+		need               control.Role
+	}{
+		{"GET", "/api/v1/sites", "", control.Viewer},
+		{"GET", "/api/v1/audit", "", control.Viewer},
+		{"POST", "/api/v1/sites/maple/backfills", `{"table":"public.none","from":"school"}`, control.Requester},
+		{"POST", "/api/v1/backfills/999/pause", "", control.Requester},
+		{"POST", "/api/v1/backfills/999/resume", "", control.Requester},
+		{"POST", "/api/v1/backfills/999/cancel", "", control.Requester},
+		{"POST", "/api/v1/backfills/999/approve", `{"revision":1}`, control.Reviewer},
+		{"POST", "/api/v1/backfills/999/reject", `{"revision":1,"note":"n"}`, control.Reviewer},
+		{"POST", "/api/v1/sites/maple/queue/999/retry", "", control.Reviewer},
+		{"POST", "/api/v1/sites/maple/queue/999/skip", "", control.Reviewer},
+		{"POST", "/api/v1/sites", `{"name":"Bad name","sides":["a","b"]}`, control.Admin},
+		{"PUT", "/api/v1/sites/maple/tables/nope", `{}`, control.Admin},
+	}
+	for _, x := range tests {
+		for _, role := range roles {
+			a := w.call(role, x.method, x.path, x.body)
+			if role.Covers(x.need) {
+				require.NotEqual(t, 403, a.status, "%s %s as %s", x.method, x.path, role)
+				continue
+			}
+			require.Equal(t, 403, a.status, "%s %s as %s", x.method, x.path, role)
+			require.Contains(t, a.json["detail"], "needs role "+string(x.need))
+		}
+	}
+}
+
+func TestAccountsAreRememberedForAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		var err error
+		a := NewAuth(func(context.Context, string) (string, control.Role, error) {
+			calls++
+			return "ana", control.Viewer, err
+		})
+		r, _ := http.NewRequest("GET", "/", nil)
+		r.Header.Set("Authorization", "Bearer token")
+		for range 3 {
+			account, err := a.Authenticate(r)
+			require.NoError(t, err)
+			require.Equal(t, Account{"ana", control.Viewer}, account)
+		}
+		require.Equal(t, 1, calls)
+		err = backfill.Errorf(backfill.Unauthorized, "revoked")
+		sleep(rememberFor)
+		_, got := a.Authenticate(r)
+		require.True(t, errors.Is(got, err))
+		_, got = a.Authenticate(r)
+		require.Error(t, got)
+		require.Equal(t, 3, calls, "a refusal is not remembered")
+	})
+}

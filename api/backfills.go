@@ -1,0 +1,201 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+)
+
+func backfillPath(id int64) string { return prefix + "/backfills/" + strconv.FormatInt(id, 10) }
+
+type backfillJSON struct {
+	ID                    int64                     `json:"id"`
+	Site                  string                    `json:"site"`
+	Table                 string                    `json:"table"`
+	From                  string                    `json:"from"`
+	To                    string                    `json:"to"`
+	Mode                  backfill.Mode             `json:"mode"`
+	Key                   backfill.Key              `json:"key"`
+	State                 backfill.State            `json:"state"`
+	Paused                bool                      `json:"paused"`
+	Staged                int64                     `json:"staged"`
+	Expected              int64                     `json:"expected"`
+	Released              int64                     `json:"released"`
+	Superseded            int64                     `json:"superseded"`
+	SupersededUndelivered int64                     `json:"superseded_undelivered"`
+	Identical             int64                     `json:"identical"`
+	Effects               map[backfill.Effect]int64 `json:"effects"`
+	Skipped               int64                     `json:"skipped"`
+	ResumeKey             backfill.Key              `json:"resume_key"`
+	Percent               int                       `json:"percent"`
+	Rate                  float64                   `json:"rate"` // rows per second
+	ETA                   *time.Time                `json:"eta"`
+	Waiting               string                    `json:"waiting"`
+	Revision              int64                     `json:"revision"`
+	RequestedBy           string                    `json:"requested_by"`
+	RequestedAt           time.Time                 `json:"requested_at"`
+	StartedAt             *time.Time                `json:"started_at"`
+	WalkedAt              *time.Time                `json:"walked_at"`
+	ReviewedBy            *string                   `json:"reviewed_by"`
+	ReviewedAt            *time.Time                `json:"reviewed_at"`
+	ClosedAt              *time.Time                `json:"closed_at"`
+	Note                  string                    `json:"note"` // the reviewer's once it is decided, the requester's before
+	RequestNote           string                    `json:"request_note"`
+	ReviewNote            string                    `json:"review_note"`
+	Reason                string                    `json:"reason"`
+	WorkflowID            string                    `json:"workflow_id"`
+	ConsoleURL            *string                   `json:"console_url"`
+	Links                 map[string]string         `json:"links"`
+}
+
+func (s *Server) showBackfill(r *backfill.Request) backfillJSON {
+	now := time.Now()
+	out := backfillJSON{
+		ID: r.ID, Site: r.Site, Table: r.Table, From: r.From, To: r.To, Mode: r.Mode, Key: r.Key, State: r.State, Paused: r.Paused,
+		Staged: r.Staged, Expected: r.Expected, Released: r.Released,
+		Superseded: r.Superseded, SupersededUndelivered: r.SupersededUndelivered, Identical: r.Effects[backfill.Identical],
+		Effects: r.Effects, Skipped: r.Skipped, ResumeKey: r.ResumeKey, Percent: r.Percent(), Rate: r.Rate(now), ETA: r.ETA(now),
+		Waiting: r.Waiting, Revision: r.Revision, RequestedBy: r.RequestedBy, RequestedAt: r.RequestedAt,
+		StartedAt: r.StartedAt, WalkedAt: r.WalkedAt, ReviewedBy: orNull(r.ReviewedBy), ReviewedAt: r.ReviewedAt, ClosedAt: r.ClosedAt,
+		Note: r.Note, RequestNote: r.Note, ReviewNote: r.ReviewNote, Reason: r.Reason,
+		WorkflowID: r.WorkflowID(), ConsoleURL: orNull(s.service.Console(r)), Links: s.links(r),
+	}
+	if r.ReviewedBy != "" {
+		out.Note = r.ReviewNote
+	}
+	return out
+}
+
+// links are the addresses that belong to a request, of the decisions only those
+// that its state allows.
+func (s *Server) links(r *backfill.Request) map[string]string {
+	self := backfillPath(r.ID)
+	out := map[string]string{"self": self, "rows": self + "/rows", "events": self + "/events"}
+	if review := s.service.ReviewURL(r.ID); review != "" {
+		out["review"] = review
+	}
+	for name, err := range map[string]error{
+		"approve": r.Decidable(r.Revision), "reject": r.Decidable(r.Revision),
+		"pause": r.Pausable(true), "resume": r.Pausable(false), "cancel": r.Cancellable(),
+	} {
+		if err == nil {
+			out[name] = self + "/" + name
+		}
+	}
+	return out
+}
+
+func (s *Server) requestBackfill(c echo.Context) error {
+	var in struct {
+		Table string          `json:"table"`
+		From  string          `json:"from"`
+		Key   json.RawMessage `json:"key"` // raw, so that numbers keep their spelling
+		Mode  string          `json:"mode"`
+		Note  string          `json:"note"`
+	}
+	if err := decode(c, &in); err != nil {
+		return err
+	}
+	r, err := s.service.RequestBackfill(c.Request().Context(), accountOf(c),
+		RequestInput{Site: c.Param("site"), Table: in.Table, From: in.From, Key: in.Key, Mode: in.Mode, Note: in.Note})
+	if err != nil {
+		return err
+	}
+	c.Response().Header().Set(echo.HeaderLocation, backfillPath(r.ID))
+	return c.JSON(http.StatusCreated, s.showBackfill(r))
+}
+
+func (s *Server) listBackfills(c echo.Context) error {
+	before, err := positionOf(c)
+	if err != nil {
+		return err
+	}
+	all, err := s.service.Backfills(c.Request().Context(), control.RequestFilter{
+		Site: c.QueryParam("site"), Table: c.QueryParam("table"), From: c.QueryParam("from"),
+		States: c.QueryParams()["state"], Before: before, Limit: limitOf(c) + 1,
+	})
+	if err != nil {
+		return err
+	}
+	return listPage(c, all, func(r *backfill.Request) int64 { return r.ID }, s.showBackfill)
+}
+
+func (s *Server) getBackfill(c echo.Context) error {
+	id, err := idOf(c, "id")
+	if err != nil {
+		return err
+	}
+	return s.answer(c)(s.service.Backfill(c.Request().Context(), id))
+}
+
+// answer shows a request, or fails.
+func (s *Server) answer(c echo.Context) func(*backfill.Request, error) error {
+	return func(r *backfill.Request, err error) error {
+		if err != nil {
+			return err
+		}
+		return c.JSON(http.StatusOK, s.showBackfill(r))
+	}
+}
+
+// decisionJSON is the body of approve and reject; pause, resume and cancel take
+// its note only.
+type decisionJSON struct {
+	Revision      int64  `json:"revision"`
+	Note          string `json:"note"`
+	SkipIdentical bool   `json:"skip_identical"`
+}
+
+func decision(c echo.Context) (id int64, d Decision, err error) {
+	var in decisionJSON
+	if id, err = idOf(c, "id"); err == nil {
+		err = decode(c, &in)
+	}
+	return id, Decision(in), err
+}
+
+func (s *Server) approve(c echo.Context) error {
+	id, d, err := decision(c)
+	if err != nil {
+		return err
+	}
+	return s.answer(c)(s.service.Approve(c.Request().Context(), accountOf(c), id, d))
+}
+
+func (s *Server) reject(c echo.Context) error {
+	id, d, err := decision(c)
+	if err != nil {
+		return err
+	}
+	return s.answer(c)(s.service.Reject(c.Request().Context(), accountOf(c), id, d))
+}
+
+func (s *Server) pauseBackfill(c echo.Context) error {
+	id, d, err := decision(c)
+	if err != nil {
+		return err
+	}
+	return s.answer(c)(s.service.Pause(c.Request().Context(), accountOf(c), id, d.Note))
+}
+
+func (s *Server) resumeBackfill(c echo.Context) error {
+	id, d, err := decision(c)
+	if err != nil {
+		return err
+	}
+	return s.answer(c)(s.service.Resume(c.Request().Context(), accountOf(c), id, d.Note))
+}
+
+func (s *Server) cancelBackfill(c echo.Context) error {
+	id, d, err := decision(c)
+	if err != nil {
+		return err
+	}
+	return s.answer(c)(s.service.Cancel(c.Request().Context(), accountOf(c), id, d.Note))
+}

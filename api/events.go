@@ -1,0 +1,306 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"go.uber.org/zap"
+
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+)
+
+const eventStream = "text/event-stream"
+
+// timing is how often streams do what.
+type timing struct {
+	poll      time.Duration // an open request is read at least this often
+	gap       time.Duration // between two events of a site stream
+	keepalive time.Duration // between comments, and checks of the token
+	write     time.Duration // within which a client must take an event
+}
+
+var defaultTiming = timing{poll: time.Second, gap: 500 * time.Millisecond, keepalive: 15 * time.Second, write: 10 * time.Second}
+
+// hub tells streams that something they show has changed. One connection listens
+// for all of them.
+type hub struct {
+	store *control.Store
+	log   *zap.Logger
+
+	mu    sync.Mutex
+	subs  map[*subscription]struct{}
+	sites map[control.Event]string // whose event it is; requests and directions never move
+}
+
+// subscription is woken by changes of a request, or of anything of a site. More
+// changes than its reader keeps up with are one: the reader reads the state afresh.
+type subscription struct {
+	request int64
+	site    string
+	dirty   chan struct{}
+}
+
+// relisten is the pause before listening again, and meanwhile between two wakings.
+const relisten = 2 * time.Second
+
+const sitesMax = 10_000
+
+func newHub(store *control.Store, log *zap.Logger) *hub {
+	return &hub{store: store, log: log, subs: map[*subscription]struct{}{}, sites: map[control.Event]string{}}
+}
+
+func (h *hub) subscribe(s *subscription) (cancel func()) {
+	s.dirty = make(chan struct{}, 1)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.subs[s] = struct{}{}
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.subs, s)
+	}
+}
+
+// run listens until ctx ends. Whatever happened while it did not listen is made
+// up for by waking everybody.
+func (h *hub) run(ctx context.Context) {
+	all := func() { h.wake(func(*subscription) bool { return true }) }
+	for ctx.Err() == nil {
+		err := h.store.Listen(ctx, all, func(e control.Event) { h.deliver(ctx, e) })
+		if ctx.Err() != nil {
+			return
+		}
+		h.log.Warn("not listening for changes, looking every now and then", zap.Error(err))
+		all()
+		select {
+		case <-ctx.Done():
+		case <-time.After(relisten):
+		}
+	}
+}
+
+func (h *hub) wake(which func(*subscription) bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s := range h.subs {
+		if which(s) {
+			select {
+			case s.dirty <- struct{}{}:
+			default: // it is dirty already
+			}
+		}
+	}
+}
+
+func (h *hub) deliver(ctx context.Context, e control.Event) {
+	site, err := h.siteOf(ctx, e)
+	if err != nil {
+		h.log.Debug("an event of an unknown site", zap.String("kind", e.Kind), zap.Error(err))
+	}
+	h.wake(func(s *subscription) bool {
+		return e.Kind == "request" && s.request == e.ID || s.site != "" && (s.site == site || err != nil)
+	})
+}
+
+func (h *hub) siteOf(ctx context.Context, e control.Event) (string, error) {
+	if e.Kind == "site" {
+		return e.Name, nil
+	}
+	h.mu.Lock()
+	site, ok := h.sites[e]
+	h.mu.Unlock()
+	if ok {
+		return site, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, relisten)
+	defer cancel()
+	site, err := h.store.SiteOf(ctx, e)
+	if err != nil {
+		return "", err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.sites) >= sitesMax {
+		clear(h.sites)
+	}
+	h.sites[e] = site
+	return site, nil
+}
+
+// stream writes server-sent events.
+type stream struct {
+	out   *echo.Response
+	conn  *http.ResponseController
+	write time.Duration
+}
+
+func (s *Server) openStream(c echo.Context) *stream {
+	h := c.Response().Header()
+	h.Set(echo.HeaderContentType, eventStream)
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no") // proxies would hold events back
+	st := &stream{c.Response(), http.NewResponseController(c.Response()), s.timing.write}
+	// The server's limits are for requests that end.
+	_ = st.conn.SetReadDeadline(time.Time{})
+	return st
+}
+
+// send writes an event; id "" gives it none.
+func (st *stream) send(id, event string, data any) error {
+	b, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	if id != "" {
+		id = "id: " + id + "\n"
+	}
+	return st.flush(fmt.Sprintf("%sevent: %s\ndata: %s\n\n", id, event, b))
+}
+
+func (st *stream) keepalive() error { return st.flush(": keepalive\n\n") }
+
+func (st *stream) flush(text string) error {
+	// Not every writer has deadlines; those of a real connection do.
+	_ = st.conn.SetWriteDeadline(time.Now().Add(st.write))
+	if _, err := st.out.Write([]byte(text)); err != nil {
+		return err
+	}
+	return st.conn.Flush()
+}
+
+// tick keeps a stream alive, and ends one whose token was revoked.
+func (s *Server) tick(c echo.Context, st *stream) error {
+	if _, err := s.auth.Authenticate(c.Request()); backfill.CodeOf(err) == backfill.Unauthorized {
+		return err
+	}
+	return st.keepalive()
+}
+
+// backfillEvents streams a request: an event whenever it has changed, and one
+// named end when it is closed. An event's id stands for its content, so that a
+// client that comes back is sent only what it has not seen.
+func (s *Server) backfillEvents(c echo.Context) error {
+	id, err := idOf(c, "id")
+	if err != nil {
+		return err
+	}
+	sub := &subscription{request: id}
+	defer s.hub.subscribe(sub)()
+	r, err := s.readBackfill(c, id)
+	if err != nil {
+		return err
+	}
+	seen := c.Request().Header.Get("Last-Event-ID")
+	if !r.State.Open() && seen == "end-"+s.version(r) {
+		return c.NoContent(http.StatusNoContent) // tells an EventSource to stop coming back
+	}
+	s.streams.Inc()
+	defer s.streams.Dec()
+	st := s.openStream(c)
+	poll, alive := time.NewTicker(s.timing.poll), time.NewTicker(s.timing.keepalive)
+	defer poll.Stop()
+	defer alive.Stop()
+	for {
+		if version := s.version(r); version != seen {
+			if err := st.send(version, "backfill", s.showBackfill(r)); err != nil {
+				return err
+			}
+			seen = version
+		}
+		if !r.State.Open() {
+			return st.send("end-"+seen, "end", map[string]any{"id": r.ID, "state": r.State})
+		}
+		select {
+		case <-c.Request().Context().Done():
+			return nil
+		case <-s.closing:
+			return nil
+		case <-alive.C:
+			if err := s.tick(c, st); err != nil {
+				return err
+			}
+			continue
+		case <-sub.dirty:
+		case <-poll.C:
+		}
+		switch now, err := s.readBackfill(c, id); {
+		case err == nil:
+			r = now
+		case backfill.CodeOf(err) == backfill.NotFound:
+			return nil // past its retention
+		default:
+			s.log.Debug("a stream waits for the control database", zap.Int64("request", id), zap.Error(err))
+		}
+	}
+}
+
+func (s *Server) readBackfill(c echo.Context, id int64) (*backfill.Request, error) {
+	ctx, cancel := context.WithTimeout(c.Request().Context(), handleWithin)
+	defer cancel()
+	return s.service.Backfill(ctx, id)
+}
+
+// version stands for what a request shows, but for what only time changes.
+func (s *Server) version(r *backfill.Request) string {
+	v := s.showBackfill(r)
+	v.Rate, v.ETA = 0, nil
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // texts, numbers and times always marshal
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8])
+}
+
+// siteEvents tells that something of a site has changed: its tables, requests or
+// queue. What, is to be read. The first event comes at once, because what a
+// client has read may be older than its stream.
+func (s *Server) siteEvents(c echo.Context) error {
+	ctx, cancel := context.WithTimeout(c.Request().Context(), handleWithin)
+	defer cancel()
+	site, err := s.service.Store.Site(ctx, c.Param("site"))
+	if err != nil {
+		return err
+	}
+	sub := &subscription{site: site.Name}
+	defer s.hub.subscribe(sub)()
+	s.streams.Inc()
+	defer s.streams.Dec()
+	st := s.openStream(c)
+	alive := time.NewTicker(s.timing.keepalive)
+	defer alive.Stop()
+	gap := time.NewTimer(0)
+	defer gap.Stop()
+	dirty, calm := true, false
+	for {
+		if dirty && calm {
+			if err := st.send("", "site", map[string]string{"site": site.Name}); err != nil {
+				return err
+			}
+			dirty, calm = false, false
+			gap.Reset(s.timing.gap)
+		}
+		select {
+		case <-c.Request().Context().Done():
+			return nil
+		case <-s.closing:
+			return nil
+		case <-alive.C:
+			if err := s.tick(c, st); err != nil {
+				return err
+			}
+		case <-sub.dirty:
+			dirty = true
+		case <-gap.C:
+			calm = true
+		}
+	}
+}

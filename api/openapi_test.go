@@ -1,0 +1,45 @@
+package api
+
+import (
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The routes and the document name the same methods and paths.
+func TestRoutesAreTheDocument(t *testing.T) {
+	w := newWorld(t)
+	var routes, documented []string
+	for _, r := range w.server.echo.Routes() {
+		routes = append(routes, r.Method+" "+regexp.MustCompile(`:(\w+)`).ReplaceAllString(r.Path, "{$1}"))
+	}
+	for path, item := range w.server.document.Paths.Map() {
+		for method, op := range item.Operations() {
+			documented = append(documented, method+" "+path)
+			require.NotEmpty(t, op.Summary, "%s %s", method, path)
+			require.NotEmpty(t, op.OperationID, "%s %s", method, path)
+		}
+	}
+	slices.Sort(routes)
+	slices.Sort(documented)
+	require.Equal(t, documented, routes)
+
+	a := w.get("", "/openapi.yaml")
+	require.Equal(t, "application/yaml", a.header.Get("Content-Type"))
+	require.Equal(t, documentYAML, a.raw)
+}
+
+// Every kind of problem has its place in the document.
+func TestProblemsAreInTheDocument(t *testing.T) {
+	doc := loadDocument()
+	var listed, known []string
+	for _, v := range doc.Components.Schemas["Problem"].Value.Properties["type"].Value.Enum {
+		listed = append(listed, v.(string))
+	}
+	for kind := range kinds {
+		known = append(known, "urn:backfill:problem:"+kind)
+	}
+	require.ElementsMatch(t, listed, known)
+}

@@ -1,0 +1,79 @@
+package api
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/control"
+)
+
+func TestQueueAndHistory(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`INSERT INTO backfill_control.entry (direction, table_id, layout_id, snap, op, key, row)
+		SELECT d.id, t.id, l.id, '1:1:', 'u', ARRAY[n::text], ARRAY[n::text, 'z', NULL]
+		  FROM backfill_control.direction d, backfill_control.table_config t, backfill_control.layout l, generate_series(1, 5) n
+		 WHERE d.from_side = 'school' ORDER BY n`)
+	w.exec(`INSERT INTO backfill_control.entry (direction, table_id, snap, op, key) SELECT d.id, t.id, '1:1:', 'd', ARRAY['6']
+		  FROM backfill_control.direction d, backfill_control.table_config t WHERE d.from_side = 'school'`)
+	w.exec(`UPDATE backfill_control.direction SET applied_seq = 3`)
+	w.exec(`INSERT INTO backfill_control.ack (direction, seq) SELECT id, 3 FROM backfill_control.direction`)
+	w.exec(`INSERT INTO backfill_control.quarantine (direction, seq, table_id, key, state, reason, since)
+		SELECT d.id, 2, t.id, ARRAY['2'], 'quarantined', 'violates a constraint', now()
+		  FROM backfill_control.direction d, backfill_control.table_config t WHERE d.from_side = 'school'`)
+
+	a := w.get(control.Viewer, "/api/v1/sites/maple/queue")
+	require.Equal(t, 200, a.status, "%s", a.raw)
+	require.Equal(t, []string{"2", "4", "5", "6"}, seqs(a))
+	first, last := a.data()[0], a.data()[3]
+	require.Equal(t, "quarantined", first["state"])
+	require.Equal(t, "violates a constraint", first["reason"])
+	require.Equal(t, "delete", last["op"])
+	require.Nil(t, last["row"])
+	require.Contains(t, string(a.raw), `"row":{"id":"4","zeta":"z","alpha":null}`)
+
+	a = w.get(control.Viewer, "/api/v1/sites/maple/queue?limit=2")
+	require.Equal(t, []string{"2", "4"}, seqs(a))
+	a = w.get(control.Viewer, "/api/v1/sites/maple/queue?limit=2&cursor="+a.json["next_cursor"].(string))
+	require.Equal(t, []string{"5", "6"}, seqs(a))
+	require.Nil(t, a.json["next_cursor"])
+	require.Equal(t, []string{"2"}, seqs(w.get(control.Viewer, "/api/v1/sites/maple/queue?state=quarantined")))
+	require.Equal(t, []string{"5"}, seqs(w.get(control.Viewer, "/api/v1/sites/maple/queue?key=5&table=public.orders&from=school")))
+
+	a = w.get(control.Viewer, "/api/v1/sites/maple/history?limit=2")
+	require.Equal(t, []string{"3", "2"}, seqs(a))
+	require.NotNil(t, a.data()[0]["applied_at"])
+	a = w.get(control.Viewer, "/api/v1/sites/maple/history?limit=2&cursor="+a.json["next_cursor"].(string))
+	require.Equal(t, []string{"1"}, seqs(a))
+
+	require.Equal(t, 403, w.post(control.Requester, "/api/v1/sites/maple/queue/2/retry", "").status)
+	a = w.post(control.Reviewer, "/api/v1/sites/maple/queue/2/retry", "")
+	require.Equal(t, 202, a.status, "%s", a.raw)
+	require.Equal(t, "retry", a.json["wish"])
+	require.Equal(t, 202, w.post(control.Reviewer, "/api/v1/sites/maple/queue/2/skip", "").status)
+	require.Equal(t, 409, w.post(control.Reviewer, "/api/v1/sites/maple/queue/4/skip", "").status, "it is not set aside")
+
+	a = w.get(control.Viewer, "/api/v1/sites/maple")
+	lag := a.json["lag"].([]any)[1].(map[string]any)
+	require.Equal(t, "school", lag["from"])
+	require.Equal(t, json.Number("3"), lag["waiting"])
+}
+
+func seqs(a answer) []string {
+	var out []string
+	for _, e := range a.data() {
+		out = append(out, e["seq"].(json.Number).String())
+	}
+	return out
+}
+
+func TestSites(t *testing.T) {
+	w := newWorld(t)
+	a := w.post(control.Admin, "/api/v1/sites", `{"name":"oak","sides":["b","a"]}`)
+	require.Equal(t, 201, a.status, "%s", a.raw)
+	require.Equal(t, "/api/v1/sites/oak", a.header.Get("Location"))
+	require.JSONEq(t, string(a.raw), string(w.get(control.Viewer, "/api/v1/sites/oak").raw))
+	require.Len(t, w.get(control.Viewer, "/api/v1/sites").data(), 2)
+	require.NotNil(t, w.get(control.Viewer, "/api/v1/sites/oak/tables").json["data"], "an empty list, not null")
+}

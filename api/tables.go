@@ -1,0 +1,133 @@
+package api
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+)
+
+type operationsJSON struct {
+	Create bool `json:"create"`
+	Update bool `json:"update"`
+	Delete bool `json:"delete"`
+}
+
+type tableJSON struct {
+	Site           string         `json:"site"`
+	Table          string         `json:"table"`
+	Active         bool           `json:"active"`
+	Operations     operationsJSON `json:"operations"`
+	operationsJSON                // the same, flat, as PUT takes them
+	CapturedFrom   []string       `json:"captured_from"`
+	ApplyOrder     int            `json:"apply_order"`
+	UpdatedAt      time.Time      `json:"updated_at"`
+}
+
+func showTable(t *backfill.Table) tableJSON {
+	ops := operationsJSON{t.Create, t.Update, t.Delete}
+	return tableJSON{Site: t.Site, Table: t.Name, Active: t.Active, Operations: ops, operationsJSON: ops,
+		CapturedFrom: orEmpty(t.CapturedFrom), ApplyOrder: t.ApplyOrder, UpdatedAt: t.UpdatedAt}
+}
+
+// panelJSON is one row of the monitoring panel: a table in one direction.
+type panelJSON struct {
+	tableJSON
+	From              string         `json:"from"`
+	To                string         `json:"to"`
+	Key               []string       `json:"key"`
+	SourceRows        *int64         `json:"source_rows"`
+	ReceiverRows      *int64         `json:"receiver_rows"`
+	SourceCountedAt   *time.Time     `json:"source_counted_at"`
+	ReceiverCountedAt *time.Time     `json:"receiver_counted_at"`
+	CountedAt         *time.Time     `json:"counted_at"` // of the older count
+	Estimated         bool           `json:"estimated"`
+	Capture           captureJSON    `json:"capture"`
+	Lag               panelLagJSON   `json:"lag"`
+	Backfill          panelOpenJSON  `json:"backfill"`
+	RowBackfills      []panelRowJSON `json:"row_backfills"`
+}
+
+type captureJSON struct {
+	OK      bool       `json:"ok"`
+	Since   *time.Time `json:"since"`
+	Problem *string    `json:"problem"`
+}
+
+type panelLagJSON struct {
+	Waiting int64      `json:"waiting"`
+	Oldest  *time.Time `json:"oldest"`
+}
+
+// panelOpenJSON is what the table's button shows: the open request, or whether
+// one may be made.
+type panelOpenJSON struct {
+	State      *backfill.State      `json:"state"`
+	ID         *int64               `json:"id"`
+	Staged     int64                `json:"staged"`
+	Percent    int                  `json:"percent"`
+	CanRequest bool                 `json:"can_request"`
+	Conditions []backfill.Condition `json:"conditions"`
+	ConsoleURL *string              `json:"console_url"`
+}
+
+type panelRowJSON struct {
+	ID    int64          `json:"id"`
+	Key   backfill.Key   `json:"key"`
+	State backfill.State `json:"state"`
+}
+
+func (s *Server) showPanel(p backfill.Panel) panelJSON {
+	out := panelJSON{
+		tableJSON: showTable(&p.Table), From: p.Direction.From, To: p.Direction.To, Key: orEmpty(p.Source.Key),
+		SourceRows: p.Source.Rows, ReceiverRows: p.Receiver.Rows,
+		SourceCountedAt: p.Source.CountedAt, ReceiverCountedAt: p.Receiver.CountedAt,
+		CountedAt: older(p.Source.CountedAt, p.Receiver.CountedAt), Estimated: p.Source.Estimated || p.Receiver.Estimated,
+		Capture:      captureJSON{p.Source.CaptureOK, p.Source.CaptureSince, orNull(p.Source.Problem)},
+		Lag:          panelLagJSON{p.Waiting, p.Oldest},
+		Backfill:     panelOpenJSON{CanRequest: p.CanRequest(), Conditions: p.Conditions(false)},
+		RowBackfills: []panelRowJSON{},
+	}
+	if r := p.Open; r != nil {
+		b := &out.Backfill
+		b.State, b.ID, b.Staged, b.Percent, b.ConsoleURL = &r.State, &r.ID, r.Staged, r.Percent(), orNull(s.service.Console(r))
+	}
+	for _, r := range p.OpenRows {
+		out.RowBackfills = append(out.RowBackfills, panelRowJSON{r.ID, r.Key, r.State})
+	}
+	return out
+}
+
+// older is the earlier of two times, nil unless both are known.
+func older(a, b *time.Time) *time.Time {
+	if a == nil || b == nil {
+		return nil
+	}
+	if b.Before(*a) {
+		return b
+	}
+	return a
+}
+
+func (s *Server) listTables(c echo.Context) error {
+	all, err := s.service.Panels(c.Request().Context(), c.Param("site"))
+	if err != nil {
+		return err
+	}
+	return listAll(c, all, s.showPanel)
+}
+
+func (s *Server) putTable(c echo.Context) error {
+	var in control.TableChange
+	if err := decode(c, &in); err != nil {
+		return err
+	}
+	t, err := s.service.PutTable(c.Request().Context(), accountOf(c), c.Param("site"), c.Param("table"), in)
+	if err != nil {
+		return err
+	}
+	return c.JSON(http.StatusOK, showTable(t))
+}

@@ -1,0 +1,358 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"backfill/internal/backfill"
+)
+
+// Request asks for a backfill.
+type Request struct {
+	Remote
+	Site  string   `placeholder:"SITE" help:"The site. May be left out when there is only one."`
+	Table string   `placeholder:"TABLE" help:"The table, as schema.table. May be left out when the site has only one."`
+	From  string   `placeholder:"SIDE" help:"The side that has the rows. May be left out when the table is captured from only one."`
+	Key   []string `sep:"none" placeholder:"V" help:"Backfill this one row instead of the table: the values of its key in key order, one flag each, or JSON: an array of them or an object by column."`
+	Mode  string   `placeholder:"MODE" help:"How to choose the rows: full (the default: every row up to where the table ends now) or row (with --key)."`
+	Note  string   `placeholder:"TEXT" help:"Why, for those who review it."`
+	Watch bool     `help:"Follow it until it awaits review, like backfill watch."`
+}
+
+func (c *Request) Run(ctx context.Context, s *session) error {
+	key, err := keyJSON(c.Key)
+	if err != nil {
+		return err
+	}
+	site, err := s.site(ctx, c.Site)
+	if err != nil {
+		return err
+	}
+	table, from, err := s.tableAndSide(ctx, site, c.Table, c.From)
+	if err != nil {
+		return err
+	}
+	raw, err := s.c.call(ctx, http.MethodPost, sitePath(site, "backfills"), struct {
+		Table string          `json:"table"`
+		From  string          `json:"from"`
+		Key   json.RawMessage `json:"key,omitempty"`
+		Mode  string          `json:"mode,omitempty"`
+		Note  string          `json:"note,omitempty"`
+	}{table, from, key, c.Mode, c.Note})
+	if err != nil {
+		return err
+	}
+	b, err := decode[*Backfill](raw)
+	if err != nil {
+		return err
+	}
+	err = answer(s, raw, func(b *Backfill) {
+		s.out.printf("request %s: backfill %s of %s from %s to %s\n", id(b.ID), what(b), b.Table, b.From, b.To)
+		if !c.Watch {
+			s.note.printf("follow it with: backfill watch %s\n", id(b.ID))
+		}
+	})
+	if err != nil || !c.Watch {
+		return err
+	}
+	return s.watch(ctx, b.ID, "review")
+}
+
+// keyJSON is a key as the API takes it: JSON as it was given, or else the values
+// as texts.
+func keyJSON(values []string) (json.RawMessage, error) {
+	if len(values) == 0 {
+		return nil, nil
+	}
+	if v := strings.TrimSpace(values[0]); len(values) == 1 && (strings.HasPrefix(v, "{") || strings.HasPrefix(v, "[")) {
+		if !json.Valid([]byte(v)) {
+			return nil, usagef(`--key %s is not JSON: write '{"column":"value"}' or '["value"]'; a value that begins like this goes into the array`, v)
+		}
+		return json.RawMessage(v), nil
+	}
+	return json.Marshal(values)
+}
+
+// what names the rows a request is about.
+func what(b *Backfill) string {
+	if b.Key != nil {
+		return "the row " + b.Key.String()
+	}
+	return "all rows"
+}
+
+// id is a request's number as it is typed, without separators.
+func id(n int64) string { return fmt.Sprint(n) }
+
+// List lists requests.
+type List struct {
+	FilteredRemote
+	Paging
+	Site  string   `placeholder:"SITE" help:"Of this site only."`
+	Table string   `placeholder:"TABLE" help:"Of this table only, as schema.table."`
+	State []string `placeholder:"STATE" help:"In these states only: pending, in_progress, awaiting_review, releasing, finished, rejected, cancelled, failed."`
+}
+
+func (c *List) Run(ctx context.Context, s *session) error {
+	query := filters("site", c.Site, "table", c.Table)
+	for _, given := range c.State {
+		state := backfill.State(strings.ToUpper(given))
+		if !state.Valid() {
+			return usagef("--state %s is no state of a request: use pending, in_progress, awaiting_review, releasing, finished, rejected, cancelled or failed (for the state directory use --state-dir here)", given)
+		}
+		query.Add("state", string(state))
+	}
+	t := s.table("ID", "SITE", "TABLE", "DIRECTION", "STATE", "STAGED", "RELEASED", "REQUESTED", "BY", "NOTE")
+	_, err := list(ctx, s, c.Paging, "/backfills", query, t, func(b Backfill) {
+		table := b.Table
+		if b.Key != nil {
+			table += " (" + b.Key.String() + ")"
+		}
+		t.row(right(id(b.ID)), b.Site, table, b.From+" → "+b.To, phase(&b), b.Staged, b.Released, ago(b.RequestedAt), b.RequestedBy, remark(&b))
+	})
+	return err
+}
+
+// phase is a state and how far it has come.
+func phase(b *Backfill) string {
+	text := string(b.State)
+	if b.State == backfill.InProgress || b.State == backfill.Releasing {
+		text = fmt.Sprintf("%s %d %%", b.State, b.Percent)
+	}
+	if b.Paused {
+		text += ", paused"
+	}
+	return text
+}
+
+// remark is the most telling of a request's texts.
+func remark(b *Backfill) string {
+	for _, text := range []string{b.Reason, b.Waiting, b.ReviewNote, b.RequestNote} {
+		if text != "" {
+			return text
+		}
+	}
+	return ""
+}
+
+// Show shows one request.
+type Show struct {
+	Remote
+	ID int64 `arg:"" help:"The request's number."`
+}
+
+func (c *Show) Run(ctx context.Context, s *session) error {
+	raw, err := s.c.call(ctx, http.MethodGet, requestPath(c.ID), nil)
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, s.show)
+}
+
+func requestPath(id int64, rest ...string) string {
+	return strings.Join(append([]string{fmt.Sprintf("/backfills/%d", id)}, rest...), "/")
+}
+
+func (s *session) show(b *Backfill) {
+	line := func(name, format string, args ...any) {
+		s.out.printf("  "+fmt.Sprintf("%-12s", name)+format+"\n", args...)
+	}
+	text := func(name, v string) {
+		if v != "" {
+			line(name, "%s", v)
+		}
+	}
+	s.out.printf("request %s: backfill %s of %s from %s to %s, site %s\n", id(b.ID), what(b), b.Table, b.From, b.To, b.Site)
+	line("state", "%s, revision %s", phase(b), id(b.Revision))
+	text("waiting", b.Waiting)
+	text("reason", b.Reason)
+	line("staged", "%v of %v expected", b.Staged, b.Expected)
+	line("effects", "%v insert, %v overwrite, %v identical, %v unknown", b.Effects[backfill.Insert], b.Effects[backfill.Overwrite],
+		b.Effects[backfill.Identical], b.Effects[backfill.Unknown])
+	line("released", "%v, %v superseded, %v skipped as identical", b.Released, b.Superseded, b.Skipped)
+	if n := b.SupersededUndelivered; n > 0 {
+		line("", "%v of the superseded need another backfill: what overtook them was never delivered", n)
+	}
+	if b.State.Open() && b.Rate > 0 {
+		line("pace", "%v/s%s", int64(b.Rate), ends(b.ETA))
+	}
+	if b.ResumeKey != nil {
+		text("resume key", b.ResumeKey.String())
+	}
+	line("requested", "by %s, %s", b.RequestedBy, at(b.RequestedAt))
+	text("", b.RequestNote)
+	if b.ReviewedAt != nil {
+		line("reviewed", "by %s, %s", b.ReviewedBy, at(b.ReviewedAt))
+		text("", b.ReviewNote)
+	}
+	if b.ClosedAt != nil {
+		line("closed", "%s", at(b.ClosedAt))
+	}
+	text("workflow", b.WorkflowID)
+	text("console", b.ConsoleURL)
+	text("review", b.Links.Review)
+}
+
+// at is a time for reading closely.
+func at(t *time.Time) string {
+	if t == nil {
+		return "never"
+	}
+	return ago(t) + " (" + t.Local().Format("2006-01-02 15:04:05 MST") + ")"
+}
+
+// ends is the forecast of a phase's end.
+func ends(eta *time.Time) string {
+	if eta == nil {
+		return ""
+	}
+	return ", ends in " + short(max(time.Until(*eta), 0))
+}
+
+// Rows lists what a request has staged.
+type Rows struct {
+	Remote
+	Paging
+	ID     int64  `arg:"" help:"The request's number."`
+	Effect string `placeholder:"EFFECT" help:"Only rows whose release would do this to the receiving side: insert, overwrite, identical, or unknown while its agent is away."`
+}
+
+func (c *Rows) Run(ctx context.Context, s *session) error {
+	t := s.table("KEY", "EFFECT", "ROW")
+	last, err := list(ctx, s, c.Paging, requestPath(c.ID, "rows"), filters("effect", c.Effect), t, func(r stagedRow) {
+		effect := string(r.Effect)
+		if r.Superseded {
+			effect += ", superseded"
+		}
+		t.row(r.Key.String(), effect, content(&r))
+	})
+	if err == nil && !s.json && last.Revision > 0 {
+		s.note.printf("revision %s\n", id(last.Revision))
+	}
+	return err
+}
+
+// content is what releasing a row would write: the columns that change where the
+// receiver has the row, else all.
+func content(r *stagedRow) string {
+	var parts []string
+	for _, column := range r.Changed {
+		parts = append(parts, column+": "+value(r.Receiver.get(column))+" → "+value(r.Row.get(column)))
+	}
+	if parts == nil {
+		for _, f := range r.Row {
+			parts = append(parts, f.column+"="+value(f.value))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Approve lets staged rows be released.
+type Approve struct {
+	Remote
+	ID            int64  `arg:"" help:"The request's number."`
+	Revision      int64  `placeholder:"N" help:"The revision of the staged rows that were read, as backfill rows prints it. Left out: the present one."`
+	SkipIdentical bool   `help:"Leave out the rows that the receiving side holds already."`
+	Note          string `placeholder:"TEXT" help:"Why, for the record."`
+}
+
+func (c *Approve) Run(ctx context.Context, s *session) error {
+	revision, err := s.revision(ctx, c.ID, c.Revision)
+	if err != nil {
+		return err
+	}
+	return s.decide(ctx, c.ID, "approve", struct {
+		Revision      int64  `json:"revision"`
+		SkipIdentical bool   `json:"skip_identical,omitempty"`
+		Note          string `json:"note,omitempty"`
+	}{revision, c.SkipIdentical, c.Note}, func(b *Backfill) {
+		s.out.printf("approved request %s at revision %s: %v staged rows of %s are being released to %s\n", id(b.ID), id(revision), b.Staged, b.Table, b.To)
+	})
+}
+
+// Reject closes a request and sends nothing.
+type Reject struct {
+	Remote
+	ID       int64  `arg:"" help:"The request's number."`
+	Revision int64  `placeholder:"N" help:"The revision of the staged rows that were read, as backfill rows prints it. Left out: the present one."`
+	Note     string `required:"" placeholder:"TEXT" help:"Why. It stays with the request."`
+}
+
+func (c *Reject) Run(ctx context.Context, s *session) error {
+	revision, err := s.revision(ctx, c.ID, c.Revision)
+	if err != nil {
+		return err
+	}
+	return s.decide(ctx, c.ID, "reject", struct {
+		Revision int64  `json:"revision"`
+		Note     string `json:"note"`
+	}{revision, c.Note}, func(b *Backfill) {
+		s.out.printf("rejected request %s at revision %s: nothing of %s is sent to %s\n", id(b.ID), id(revision), b.Table, b.To)
+	})
+}
+
+// revision is the one that was given, or the one the staged rows have now; the
+// API refuses the decision if they change before it arrives.
+func (s *session) revision(ctx context.Context, n, given int64) (int64, error) {
+	if given != 0 {
+		return given, nil
+	}
+	b, err := get[*Backfill](ctx, s.c, requestPath(n))
+	if err != nil {
+		return 0, err
+	}
+	s.note.printf("deciding revision %s: %v rows staged, %s\n", id(b.Revision), b.Staged, b.State)
+	return b.Revision, nil
+}
+
+func (s *session) decide(ctx context.Context, n int64, verb string, body any, show func(*Backfill)) error {
+	raw, err := s.c.call(ctx, http.MethodPost, requestPath(n, verb), body)
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, show)
+}
+
+// Hold has what pausing, resuming and cancelling have in common.
+type Hold struct {
+	Remote
+	ID   int64  `arg:"" help:"The request's number."`
+	Note string `placeholder:"TEXT" help:"Why, for the record."`
+}
+
+func (c *Hold) run(ctx context.Context, s *session, verb string, show func(*Backfill)) error {
+	return s.decide(ctx, c.ID, verb, struct {
+		Note string `json:"note,omitempty"`
+	}{c.Note}, show)
+}
+
+// Pause holds a walk or a release.
+type Pause struct{ Hold }
+
+func (c *Pause) Run(ctx context.Context, s *session) error {
+	return c.run(ctx, s, "pause", func(b *Backfill) {
+		s.out.printf("paused request %s, %s: backfill resume %s lets it go on\n", id(b.ID), b.State, id(b.ID))
+	})
+}
+
+// Resume lets a paused request go on.
+type Resume struct{ Hold }
+
+func (c *Resume) Run(ctx context.Context, s *session) error {
+	return c.run(ctx, s, "resume", func(b *Backfill) {
+		s.out.printf("resumed request %s, %s\n", id(b.ID), phase(b))
+	})
+}
+
+// Cancel ends an open request.
+type Cancel struct{ Hold }
+
+func (c *Cancel) Run(ctx context.Context, s *session) error {
+	return c.run(ctx, s, "cancel", func(b *Backfill) {
+		s.out.printf("cancelled request %s: %v rows were released before and stay\n", id(b.ID), b.Released)
+	})
+}

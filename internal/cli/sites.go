@@ -1,0 +1,435 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"backfill/internal/backfill"
+)
+
+// Site has the commands about sites.
+type Site struct {
+	List SiteList `cmd:"" default:"withargs" help:"List the sites."`
+	Show SiteShow `cmd:"" help:"Show a site: its sides, their agents, and what waits."`
+	Add  SiteAdd  `cmd:"" help:"Record a new site, a pair of databases to keep in sync. Needs role admin."`
+}
+
+// SiteList lists the sites.
+type SiteList struct{ Remote }
+
+func (c *SiteList) Run(ctx context.Context, s *session) error {
+	raw, err := s.c.call(ctx, http.MethodGet, "/sites", nil)
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, func(p page[site]) {
+		t := s.table("SITE", "SIDES", "WAITING", "AGENTS")
+		for _, x := range p.Data {
+			var sides, agents []string
+			var waiting int64
+			for _, side := range x.Sides {
+				sides = append(sides, side.Name)
+				agents = append(agents, side.Name+" "+seen(&side))
+			}
+			for _, l := range x.Lag {
+				waiting += l.Waiting
+			}
+			t.row(x.Name, strings.Join(sides, ", "), waiting, strings.Join(agents, ", "))
+		}
+		t.flush()
+		if len(p.Data) == 0 {
+			s.note.printf("none: backfill site add makes one\n")
+		}
+	})
+}
+
+func seen(x *side) string {
+	if x.SeenAt == nil {
+		return "never seen"
+	}
+	return "seen " + ago(x.SeenAt)
+}
+
+// SiteShow shows one site.
+type SiteShow struct {
+	Remote
+	Name string `arg:"" optional:"" help:"The site. May be left out when there is only one."`
+}
+
+func (c *SiteShow) Run(ctx context.Context, s *session) error {
+	name, err := s.site(ctx, c.Name)
+	if err != nil {
+		return err
+	}
+	raw, err := s.c.call(ctx, http.MethodGet, sitePath(name), nil)
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, s.showSite)
+}
+
+func (s *session) showSite(x site) {
+	s.out.printf("site %s\n\n", x.Name)
+	t := s.table("SIDE", "AGENT", "SEEN", "DATABASE", "PROBLEM")
+	for _, side := range x.Sides {
+		t.row(side.Name, dash(side.Agent), ago(side.SeenAt), dash(side.Database), side.Problem)
+	}
+	t.flush()
+	s.out.printf("\n")
+	t = s.table("DIRECTION", "WAITING", "OLDEST", "APPLIED")
+	for _, l := range x.Lag {
+		oldest := "–"
+		if l.Oldest != nil {
+			oldest = ago(l.Oldest)
+		}
+		t.row(l.From+" → "+l.To, l.Waiting, oldest, ago(l.AppliedAt))
+	}
+	t.flush()
+}
+
+// SiteAdd records a site.
+type SiteAdd struct {
+	Remote
+	Name string   `arg:"" help:"Its name: 1 to 40 of a-z, 0-9, _ and -, beginning with a letter."`
+	Side []string `required:"" placeholder:"SIDE" help:"The name of one of its two sides; give it twice."`
+}
+
+// Validate is kong's hook for what a single flag cannot say.
+func (c *SiteAdd) Validate() error {
+	if len(c.Side) != 2 {
+		return fmt.Errorf("a site has two sides: give --side twice")
+	}
+	return nil
+}
+
+func (c *SiteAdd) Run(ctx context.Context, s *session) error {
+	raw, err := s.c.call(ctx, http.MethodPost, "/sites", struct {
+		Name  string   `json:"name"`
+		Sides []string `json:"sides"`
+	}{c.Name, c.Side})
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, func(x site) {
+		s.out.printf("added site %s with sides %s\n", x.Name, strings.Join(c.Side, " and "))
+	})
+}
+
+// Table has the commands about tables.
+type Table struct {
+	List TableList `cmd:"" default:"withargs" help:"List a site's tables: rows on both sides, what waits, and whether a backfill may be requested."`
+	Show TableShow `cmd:"" help:"Show a table and each condition for a backfill of it."`
+	Set  TableSet  `cmd:"" help:"Add a table to a site, or change how it is kept in sync. Needs role admin."`
+}
+
+// OneSite is the flag that says which site.
+type OneSite struct {
+	Site string `placeholder:"SITE" help:"The site. May be left out when there is only one."`
+}
+
+// TableList lists the tables of a site.
+type TableList struct {
+	Remote
+	OneSite
+}
+
+func (c *TableList) Run(ctx context.Context, s *session) error {
+	raw, err := s.tables(ctx, c.Site)
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, func(p page[panel]) {
+		t := s.table("TABLE", "DIRECTION", "SOURCE", "RECEIVER", "COUNTED", "WAITING", "BACKFILL")
+		for _, x := range p.Data {
+			t.row(x.Table, x.From+" → "+x.To, x.rows(x.SourceRows), x.rows(x.ReceiverRows), ago(x.CountedAt), x.Lag.Waiting, x.button())
+		}
+		t.flush()
+		if len(p.Data) == 0 {
+			s.note.printf("none: backfill table set configures one\n")
+		}
+	})
+}
+
+func (s *session) tables(ctx context.Context, given string) (json.RawMessage, error) {
+	site, err := s.site(ctx, given)
+	if err != nil {
+		return nil, err
+	}
+	return s.c.call(ctx, http.MethodGet, sitePath(site, "tables"), nil)
+}
+
+func (x *panel) rows(n *int64) right {
+	switch {
+	case n == nil:
+		return "–"
+	case x.Estimated:
+		return right("~" + thousands(*n))
+	}
+	return right(thousands(*n))
+}
+
+// button is what stands on the table's button in the web pages.
+func (x *panel) button() string {
+	b := &x.Backfill
+	switch {
+	case b.State != "":
+		return phase(&Backfill{State: b.State, Percent: b.Percent}) + ", request " + id(b.ID)
+	case b.CanRequest:
+		return "may be requested"
+	}
+	for _, c := range backfill.Unmet(b.Conditions) {
+		return "no: " + c.Message
+	}
+	return "no"
+}
+
+// TableShow shows one table.
+type TableShow struct {
+	Remote
+	OneSite
+	Table string `arg:"" help:"The table, as schema.table."`
+}
+
+func (c *TableShow) Run(ctx context.Context, s *session) error {
+	name, err := backfill.ParseTableName(c.Table)
+	if err != nil {
+		return err
+	}
+	raw, err := s.tables(ctx, c.Site)
+	if err != nil {
+		return err
+	}
+	p, err := decode[page[json.RawMessage]](raw)
+	if err != nil {
+		return err
+	}
+	found := false
+	for _, raw := range p.Data {
+		x, err := decode[panel](raw)
+		if err != nil {
+			return err
+		}
+		if x.Table != name.String() {
+			continue
+		}
+		found = true
+		if err := answer(s, raw, s.showPanel); err != nil {
+			return err
+		}
+	}
+	if !found {
+		return fmt.Errorf("table %s is not configured, or is captured from no side: backfill table list shows the tables there are", name)
+	}
+	return nil
+}
+
+func (s *session) showPanel(x panel) {
+	s.out.printf("table %s, %s → %s\n", x.Table, x.From, x.To)
+	line := func(name, text string) { s.out.printf("  %s%s\n", fmt.Sprintf("%-13s", name), text) }
+	line("configured", x.describe())
+	line("key", dash(strings.Join(x.Key, ", ")))
+	line("rows", fmt.Sprintf("%s on %s, %s on %s, counted %s", x.rows(x.SourceRows), x.From, x.rows(x.ReceiverRows), x.To, ago(x.CountedAt)))
+	line("waiting", thousands(x.Lag.Waiting)+" changes")
+	line("backfill", x.button())
+	for _, c := range x.Backfill.Conditions {
+		mark := "no   "
+		if c.OK {
+			mark = "yes  "
+		}
+		line("", mark+c.Message)
+	}
+}
+
+// describe says how a table is kept in sync.
+func (t *tableConfig) describe() string {
+	active := "active"
+	if !t.Active {
+		active = "not active"
+	}
+	var ops []string
+	for _, op := range []struct {
+		name string
+		on   bool
+	}{{"create", t.Create}, {"update", t.Update}, {"delete", t.Delete}} {
+		if op.on {
+			ops = append(ops, op.name)
+		}
+	}
+	return fmt.Sprintf("%s, sends %s from %s, apply order %d", active, orNone(ops), orNone(t.CapturedFrom), t.ApplyOrder)
+}
+
+func orNone(words []string) string {
+	if len(words) == 0 {
+		return "nothing"
+	}
+	return strings.Join(words, ", ")
+}
+
+// TableSet configures a table.
+type TableSet struct {
+	Remote
+	OneSite
+	Table      string   `arg:"" help:"The table, as schema.table, each part quoted as in SQL when it holds a dot."`
+	From       []string `placeholder:"SIDE" help:"The sides whose changes are sent. A new table needs it."`
+	Active     *bool    `negatable:"" help:"Whether agents fetch the table at all. Changes of a table that is not active are dropped."`
+	Create     *bool    `negatable:"" help:"Whether rows that are new are sent."`
+	Update     *bool    `negatable:"" help:"Whether rows that have changed are sent."`
+	Delete     *bool    `negatable:"" help:"Whether deletions are sent."`
+	ApplyOrder *int     `placeholder:"N" help:"Tables with a lower number are applied first: parents before children."`
+}
+
+func (c *TableSet) Run(ctx context.Context, s *session) error {
+	site, err := s.site(ctx, c.Site)
+	if err != nil {
+		return err
+	}
+	raw, err := s.c.call(ctx, http.MethodPut, sitePath(site, "tables", c.Table), struct {
+		Active       *bool    `json:"active,omitempty"`
+		Create       *bool    `json:"create,omitempty"`
+		Update       *bool    `json:"update,omitempty"`
+		Delete       *bool    `json:"delete,omitempty"`
+		CapturedFrom []string `json:"captured_from,omitempty"`
+		ApplyOrder   *int     `json:"apply_order,omitempty"`
+	}{c.Active, c.Create, c.Update, c.Delete, c.From, c.ApplyOrder})
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, func(t tableConfig) { s.out.printf("table %s: %s\n", t.Table, t.describe()) })
+}
+
+// Queue has the commands about changes on their way.
+type Queue struct {
+	List  QueueList  `cmd:"" default:"withargs" help:"List the changes that the receiving side has not applied, oldest first."`
+	Retry QueueRetry `cmd:"" help:"Have the receiving side try a change again that it has set aside."`
+	Skip  QueueSkip  `cmd:"" help:"Have the receiving side give up a change that it has set aside. Its row can be backfilled later."`
+}
+
+// Changes has the filters of queue and history.
+type Changes struct {
+	OneSite
+	Paging
+	Table string   `placeholder:"TABLE" help:"Of this table only, as schema.table."`
+	From  string   `placeholder:"SIDE" help:"Sent by this side only."`
+	Key   []string `sep:"none" placeholder:"V" help:"Of the row with this key only: its values in key order, one flag each."`
+}
+
+func (c *Changes) query() url.Values {
+	q := filters("table", c.Table, "from", c.From)
+	for _, v := range c.Key {
+		q.Add("key", v)
+	}
+	return q
+}
+
+// QueueList lists the queue.
+type QueueList struct {
+	FilteredRemote
+	Changes
+	State string `placeholder:"STATE" help:"In this state only: waiting, held (for a row it refers to), quarantined or skipped."`
+}
+
+func (c *QueueList) Run(ctx context.Context, s *session) error {
+	site, err := s.site(ctx, c.Site)
+	if err != nil {
+		return err
+	}
+	query := c.query()
+	if c.State != "" {
+		query.Set("state", strings.ToLower(c.State))
+	}
+	t := s.table("SEQ", "TABLE", "FROM", "OP", "KEY", "STATE", "QUEUED", "REASON")
+	_, err = list(ctx, s, c.Paging, sitePath(site, "queue"), query, t, func(x change) {
+		t.row(right(id(x.Seq)), x.Table, x.From, x.Op, x.Key.String(), x.State, ago(x.CreatedAt), x.Reason)
+	})
+	return err
+}
+
+// Wish asks something of a change in the queue.
+type Wish struct {
+	Remote
+	OneSite
+	Seq int64 `arg:"" help:"The change's number, as backfill queue shows it."`
+}
+
+func (c *Wish) run(ctx context.Context, s *session, verb, done string) error {
+	site, err := s.site(ctx, c.Site)
+	if err != nil {
+		return err
+	}
+	raw, err := s.c.call(ctx, http.MethodPost, sitePath(site, "queue", id(c.Seq), verb), nil)
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, func(struct{}) { s.out.printf("change %s of site %s %s\n", id(c.Seq), site, done) })
+}
+
+// QueueRetry has a change tried again.
+type QueueRetry struct{ Wish }
+
+func (c *QueueRetry) Run(ctx context.Context, s *session) error {
+	return c.run(ctx, s, "retry", "will be tried again on the receiving agent's next cycle")
+}
+
+// QueueSkip has a change given up.
+type QueueSkip struct{ Wish }
+
+func (c *QueueSkip) Run(ctx context.Context, s *session) error {
+	return c.run(ctx, s, "skip", "will be skipped on the receiving agent's next cycle")
+}
+
+// History lists what was applied.
+type History struct {
+	Remote
+	Changes
+}
+
+func (c *History) Run(ctx context.Context, s *session) error {
+	site, err := s.site(ctx, c.Site)
+	if err != nil {
+		return err
+	}
+	t := s.table("SEQ", "TABLE", "FROM", "OP", "KEY", "REQUEST", "STATE", "APPLIED")
+	_, err = list(ctx, s, c.Paging, sitePath(site, "history"), c.query(), t, func(x change) {
+		request := right("–")
+		if x.Request != 0 {
+			request = right(id(x.Request))
+		}
+		t.row(right(id(x.Seq)), x.Table, x.From, x.Op, x.Key.String(), request, x.State, ago(x.AppliedAt))
+	})
+	return err
+}
+
+// Audit lists who did what.
+type Audit struct {
+	Remote
+	Paging
+	Site string `placeholder:"SITE" help:"Of this site only."`
+}
+
+func (c *Audit) Run(ctx context.Context, s *session) error {
+	t := s.table("WHEN", "ACCOUNT", "ACTION", "SITE", "SUBJECT", "DETAIL")
+	_, err := list(ctx, s, c.Paging, "/audit", filters("site", c.Site), t, func(x auditEntry) {
+		when := "–"
+		if x.At != nil {
+			when = x.At.Local().Format(time.DateTime)
+		}
+		t.row(when, x.Account, x.Action, dash(x.Site), x.Subject, detail(x.Detail))
+	})
+	return err
+}
+
+// detail is an object on one line; "" when there is nothing in it.
+func detail(raw json.RawMessage) string {
+	var b bytes.Buffer
+	if json.Compact(&b, raw) != nil || slices.Contains([]string{"{}", "null"}, b.String()) {
+		return ""
+	}
+	return b.String()
+}

@@ -1,0 +1,258 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"backfill/internal/backfill"
+)
+
+// Watch follows a request.
+type Watch struct {
+	Remote
+	ID    int64  `arg:"" help:"The request's number."`
+	Until string `enum:"review,closed," default:"" placeholder:"STATE" help:"When to stop: review (the default: when its rows wait to be read) or closed (the default once they do)."`
+}
+
+func (c *Watch) Run(ctx context.Context, s *session) error { return s.watch(ctx, c.ID, c.Until) }
+
+// view shows how a request goes on.
+type view interface {
+	show(b *Backfill, trouble string) // after a change, b nil before the first answer
+	tick()                            // now and then
+	end()                             // once
+}
+
+// watch follows a request until it awaits review or is closed. It fails if the
+// request ended in any other way than it was meant to.
+func (s *session) watch(ctx context.Context, n int64, until string) error {
+	type news struct {
+		b   *Backfill
+		err error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	updates := make(chan news)
+	go func() {
+		defer close(updates)
+		for b, err := range s.c.Watch(ctx, n) {
+			select {
+			case updates <- news{b, err}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	v := s.view()
+	defer v.end()
+	redraw := time.NewTicker(time.Second)
+	defer redraw.Stop()
+	var b *Backfill
+	for {
+		select {
+		case <-redraw.C:
+			v.tick()
+		case u, more := <-updates:
+			switch {
+			case !more:
+				v.end()
+				s.note.printf("request %s goes on, unwatched\n", id(n))
+				return ctx.Err()
+			case lasting(u.err):
+				return u.err
+			case u.err != nil:
+				v.show(b, "the API does not answer, trying again")
+				continue
+			}
+			b = u.b
+			if until == "" {
+				until = "review"
+				if b.State == backfill.AwaitingReview || b.State == backfill.Releasing {
+					until = "closed"
+				}
+			}
+			v.show(b, "")
+			if !b.State.Open() || (until == "review" && (b.State == backfill.AwaitingReview || b.State == backfill.Releasing)) {
+				v.end()
+				return s.outcome(b)
+			}
+		}
+	}
+}
+
+// outcome says what to do next, or what went wrong.
+func (s *session) outcome(b *Backfill) error {
+	switch b.State {
+	case backfill.AwaitingReview:
+		s.note.printf("read the rows with: backfill rows %s\ndecide with: backfill approve %s, or backfill reject %s --note WHY\n", id(b.ID), id(b.ID), id(b.ID))
+		if b.Links.Review != "" {
+			s.note.printf("or on %s\n", b.Links.Review)
+		}
+	case backfill.Rejected, backfill.Cancelled, backfill.Failed:
+		why := b.Reason
+		if why == "" {
+			why = b.ReviewNote
+		}
+		if why != "" {
+			why = ": " + why
+		}
+		return fmt.Errorf("request %d is %s%s", b.ID, b.State, why)
+	}
+	return nil
+}
+
+func (s *session) view() view {
+	switch {
+	case s.json:
+		return &jsonView{w: s.Out}
+	case s.terminal != nil:
+		return &barView{w: s.Out, width: s.width}
+	}
+	return &lineView{out: s.out, now: time.Now}
+}
+
+// jsonView prints each state as it came, one a line.
+type jsonView struct {
+	w    io.Writer
+	last []byte
+}
+
+func (v *jsonView) show(b *Backfill, _ string) {
+	if b != nil && !bytes.Equal(b.raw, v.last) {
+		v.last = b.raw
+		fmt.Fprintf(v.w, "%s\n", b.raw)
+	}
+}
+
+func (v *jsonView) tick() {}
+func (v *jsonView) end()  {}
+
+// lineView prints a line when something has changed that is worth one: at once
+// for what people wait for, now and then for progress.
+type lineView struct {
+	out     printer
+	now     func() time.Time
+	last    time.Time
+	notable string
+	text    string
+}
+
+// linesEvery bounds how often mere progress makes a line.
+const linesEvery = 5 * time.Second
+
+func (v *lineView) show(b *Backfill, trouble string) {
+	notable, text := trouble, trouble
+	if b != nil {
+		notable = strings.Join([]string{string(b.State), b.Waiting, trouble}, "\n")
+		text = strings.Join(progress(b, trouble, v.now()), "  ")
+	}
+	if text == v.text || (notable == v.notable && v.now().Sub(v.last) < linesEvery) {
+		return
+	}
+	v.notable, v.text, v.last = notable, text, v.now()
+	v.out.printf("%s  %s\n", v.last.Format(time.TimeOnly), text)
+}
+
+func (v *lineView) tick() {}
+func (v *lineView) end()  {}
+
+// progress is how a request stands, part by part, the most important first.
+func progress(b *Backfill, trouble string, now time.Time) []string {
+	parts := []string{phase(b)}
+	switch b.State {
+	case backfill.Pending:
+	case backfill.InProgress:
+		parts = append(parts, thousands(b.Staged)+" of "+thousands(b.Expected)+" rows")
+	case backfill.AwaitingReview:
+		parts = append(parts, thousands(b.Staged)+" rows to read")
+	default:
+		parts = append(parts, thousands(b.Released)+" of "+thousands(b.Staged)+" rows released")
+		if b.Superseded > 0 {
+			parts = append(parts, thousands(b.Superseded)+" superseded")
+		}
+	}
+	if moving(b) && !b.Paused && trouble == "" {
+		if b.Rate >= 1 {
+			parts = append(parts, thousands(int64(b.Rate))+"/s")
+		}
+		if b.ETA != nil {
+			parts = append(parts, short(max(b.ETA.Sub(now), 0))+" left")
+		}
+	}
+	switch {
+	case trouble != "":
+		parts = append(parts, trouble)
+	case b.Waiting != "":
+		parts = append(parts, "waiting: "+b.Waiting)
+	}
+	return parts
+}
+
+// moving reports whether rows are being walked or released.
+func moving(b *Backfill) bool {
+	return b.State == backfill.InProgress || b.State == backfill.Releasing
+}
+
+// barView draws one line in place for each phase of a request, with a bar as wide
+// as the terminal leaves room for.
+type barView struct {
+	w       io.Writer
+	width   func() int
+	b       *Backfill
+	trouble string
+	drawn   bool // a line is begun
+}
+
+func (v *barView) show(b *Backfill, trouble string) {
+	if v.b != nil && b != nil && v.b.State != b.State {
+		v.end() // the line of the phase that is over stays
+	}
+	v.b, v.trouble = b, trouble
+	v.tick()
+}
+
+func (v *barView) tick() {
+	text := v.trouble
+	// One column less: a full line makes some terminals wrap.
+	width := v.width() - 1
+	if v.b != nil {
+		text = bar(v.b, v.trouble, width, time.Now())
+	}
+	if text == "" {
+		return
+	}
+	// Back to the first column, write, clear what is left of the line before.
+	fmt.Fprintf(v.w, "\r%s\x1b[K", clip(safe(text), width))
+	v.drawn = true
+}
+
+func (v *barView) end() {
+	if v.drawn {
+		io.WriteString(v.w, "\n")
+		v.drawn = false
+	}
+}
+
+const (
+	shortestBar = 10
+	longestBar  = 40
+)
+
+// bar is a request on one line of at most width columns.
+func bar(b *Backfill, trouble string, width int, now time.Time) string {
+	parts := progress(b, trouble, now)
+	for i := range parts {
+		parts[i] = safe(parts[i])
+	}
+	line := strings.Join(parts, "  ")
+	if room := min(width-columns(line)-len("[]  "), longestBar); moving(b) && room >= shortestBar {
+		done := room * min(max(b.Percent, 0), 100) / 100
+		drawing := "[" + strings.Repeat("=", done) + strings.Repeat(" ", room-done) + "]"
+		line = strings.Join(append([]string{parts[0], drawing}, parts[1:]...), "  ")
+	}
+	return clip(line, width)
+}

@@ -1,0 +1,195 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"backfill/internal/backfill"
+)
+
+// Backfill is a request as the API shows it.
+type Backfill struct {
+	ID                    int64                     `json:"id"`
+	Site                  string                    `json:"site"`
+	Table                 string                    `json:"table"`
+	From                  string                    `json:"from"`
+	To                    string                    `json:"to"`
+	Mode                  backfill.Mode             `json:"mode"`
+	Key                   backfill.Key              `json:"key"`
+	State                 backfill.State            `json:"state"`
+	Paused                bool                      `json:"paused"`
+	Staged                int64                     `json:"staged"`
+	Expected              int64                     `json:"expected"`
+	Released              int64                     `json:"released"`
+	Superseded            int64                     `json:"superseded"`
+	SupersededUndelivered int64                     `json:"superseded_undelivered"`
+	Skipped               int64                     `json:"skipped"`
+	Effects               map[backfill.Effect]int64 `json:"effects"`
+	ResumeKey             backfill.Key              `json:"resume_key"`
+	Percent               int                       `json:"percent"`
+	Rate                  float64                   `json:"rate"` // rows per second
+	ETA                   *time.Time                `json:"eta"`
+	Waiting               string                    `json:"waiting"`
+	Revision              int64                     `json:"revision"`
+	RequestedBy           string                    `json:"requested_by"`
+	RequestedAt           *time.Time                `json:"requested_at"`
+	ReviewedBy            string                    `json:"reviewed_by"`
+	ReviewedAt            *time.Time                `json:"reviewed_at"`
+	ClosedAt              *time.Time                `json:"closed_at"`
+	RequestNote           string                    `json:"request_note"`
+	ReviewNote            string                    `json:"review_note"`
+	Reason                string                    `json:"reason"`
+	WorkflowID            string                    `json:"workflow_id"`
+	ConsoleURL            string                    `json:"console_url"`
+	Links                 struct {
+		Review string `json:"review"`
+	} `json:"links"`
+
+	raw json.RawMessage // as it came
+}
+
+type stagedRow struct {
+	Key        backfill.Key    `json:"key"`
+	Row        row             `json:"row"`
+	Effect     backfill.Effect `json:"effect"`
+	Receiver   row             `json:"receiver"`
+	Changed    []string        `json:"changed"`
+	Superseded bool            `json:"superseded"`
+}
+
+// row is a row in the order of its columns, which a map would lose.
+type row []field
+
+type field struct {
+	column string
+	value  *string // PostgreSQL's text, nil for NULL
+}
+
+func (r *row) UnmarshalJSON(raw []byte) error {
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	start, err := dec.Token()
+	if err != nil || start == nil {
+		return err
+	}
+	if start != json.Delim('{') {
+		return fmt.Errorf("a row that is no object: %.20s", raw)
+	}
+	for dec.More() {
+		name, err := dec.Token()
+		if err != nil {
+			return err
+		}
+		f := field{column: name.(string)} // the decoder takes nothing else for a name
+		if err := dec.Decode(&f.value); err != nil {
+			return err
+		}
+		*r = append(*r, f)
+	}
+	return nil
+}
+
+func (r row) get(column string) *string {
+	for _, f := range r {
+		if f.column == column {
+			return f.value
+		}
+	}
+	return nil
+}
+
+// value shows a value so that NULL, the empty text and the text NULL differ.
+func value(v *string) string {
+	switch {
+	case v == nil:
+		return "NULL"
+	case *v == "", *v == "NULL", strings.Contains(*v, ", "), strings.TrimSpace(*v) != *v:
+		return "'" + strings.ReplaceAll(*v, "'", "''") + "'"
+	}
+	return *v
+}
+
+type side struct {
+	Name     string     `json:"name"`
+	Agent    string     `json:"agent"`
+	SeenAt   *time.Time `json:"seen_at"`
+	Database string     `json:"database"`
+	Problem  string     `json:"problem"`
+}
+
+type site struct {
+	Name  string `json:"name"`
+	Sides []side `json:"sides"`
+	Lag   []struct {
+		From      string     `json:"from"`
+		To        string     `json:"to"`
+		Waiting   int64      `json:"waiting"`
+		Oldest    *time.Time `json:"oldest"`
+		AppliedAt *time.Time `json:"applied_at"`
+	} `json:"lag"`
+}
+
+// tableConfig is how a table of a site is kept in sync.
+type tableConfig struct {
+	Table        string   `json:"table"`
+	Active       bool     `json:"active"`
+	Create       bool     `json:"create"`
+	Update       bool     `json:"update"`
+	Delete       bool     `json:"delete"`
+	CapturedFrom []string `json:"captured_from"`
+	ApplyOrder   int      `json:"apply_order"`
+}
+
+// panel is a table in one of its directions.
+type panel struct {
+	tableConfig
+	From         string     `json:"from"`
+	To           string     `json:"to"`
+	Key          []string   `json:"key"`
+	SourceRows   *int64     `json:"source_rows"`
+	ReceiverRows *int64     `json:"receiver_rows"`
+	CountedAt    *time.Time `json:"counted_at"`
+	Estimated    bool       `json:"estimated"`
+	Capture      struct {
+		OK      bool       `json:"ok"`
+		Since   *time.Time `json:"since"`
+		Problem string     `json:"problem"`
+	} `json:"capture"`
+	Lag struct {
+		Waiting int64      `json:"waiting"`
+		Oldest  *time.Time `json:"oldest"`
+	} `json:"lag"`
+	Backfill struct {
+		State      backfill.State       `json:"state"`
+		ID         int64                `json:"id"`
+		Staged     int64                `json:"staged"`
+		Percent    int                  `json:"percent"`
+		CanRequest bool                 `json:"can_request"`
+		Conditions []backfill.Condition `json:"conditions"`
+	} `json:"backfill"`
+}
+
+// change is an entry of the queue or of history.
+type change struct {
+	Seq       int64        `json:"seq"`
+	Table     string       `json:"table"`
+	From      string       `json:"from"`
+	Op        string       `json:"op"`
+	Key       backfill.Key `json:"key"`
+	Request   int64        `json:"request"`
+	CreatedAt *time.Time   `json:"created_at"`
+	State     string       `json:"state"`
+	Reason    string       `json:"reason"`
+	AppliedAt *time.Time   `json:"applied_at"`
+}
+
+type auditEntry struct {
+	At      *time.Time      `json:"at"`
+	Account string          `json:"account"`
+	Action  string          `json:"action"`
+	Site    string          `json:"site"`
+	Subject string          `json:"subject"`
+	Detail  json.RawMessage `json:"detail"`
+}

@@ -1,0 +1,731 @@
+package side
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"backfill/internal/backfill"
+	"backfill/internal/copypipe"
+	"backfill/internal/row"
+)
+
+// Position is how far the other side's changes have been applied here.
+type Position struct {
+	Seq   int64
+	Nonce string
+}
+
+// Feed is where a batch comes from.
+type Feed struct {
+	// Next says how far the batch after a position goes and how many rows it has.
+	Next func(context.Context, Position) (to Position, rows int64, err error)
+	// Copy writes those rows in COPY's binary form: seq, table_id, layout_id, op, key, row.
+	Copy func(ctx context.Context, after, to int64, w io.Writer) error
+	// Layout returns the layout rows were read under.
+	Layout func(ctx context.Context, id int64) (*row.Layout, error)
+	// Tables are the site's tables by id; their apply order is heeded.
+	Tables map[int32]backfill.Table
+	// Retry asks for the held rows to be tried again too.
+	Retry bool
+	// HoldLimit is how long a row may be held before it is quarantined.
+	HoldLimit time.Duration
+}
+
+// Applied is what a batch came to.
+type Applied struct {
+	To       Position
+	Written  int64 // rows written or deleted
+	SetAside bool  // the set of held or quarantined rows has changed
+	Held     bool  // rows are held
+}
+
+// Apply applies the next batch in one transaction, together with the position it
+// reaches. It may run again at any time, also beside itself: the position's row
+// makes applies take turns.
+//
+// Of several entries of a key the newest counts. Upserts go parents first, then
+// deletes children first; each is one statement a table, with deferrable
+// constraints deferred. What cannot be applied is set aside, and the rest goes on:
+// rows that violate a foreign key or a unique constraint are held and tried again,
+// others are quarantined with PostgreSQL's message. A row set aside is replaced by
+// any later entry of its key, so a retry never applies an older read after a newer.
+func (db *DB) Apply(ctx context.Context, f Feed) (a Applied, err error) {
+	err = db.in(ctx, writing, func(tx pgx.Tx) error {
+		b := &batch{db: db, tx: tx, feed: f, targets: map[int32]*Table{}, layouts: map[int64]*row.Layout{}}
+		if err := tx.QueryRow(ctx, `SELECT seq, nonce FROM `+db.schema+`.applied FOR UPDATE`).Scan(&a.To.Seq, &a.To.Nonce); err != nil {
+			return db.orNotSetUp(err)
+		}
+		from := a.To
+		to, rows, err := f.Next(ctx, from)
+		if err != nil {
+			return err
+		}
+		if to.Seq == from.Seq && !f.Retry {
+			return nil
+		}
+		if err := b.begin(ctx); err != nil {
+			return err
+		}
+		if rows > 0 {
+			if err := b.load(ctx, from.Seq, to.Seq); err != nil {
+				return err
+			}
+			if err := b.apply(ctx); err != nil {
+				return err
+			}
+		}
+		if f.Retry {
+			if err := b.retry(ctx); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.Exec(ctx, `UPDATE `+db.schema+`.applied SET seq = $1, nonce = $2`, to.Seq, to.Nonce); err != nil {
+			return err
+		}
+		a = Applied{To: to, Written: b.written, SetAside: b.setAside}
+		return tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.schema+`.held WHERE state = 'held')`).Scan(&a.Held)
+	})
+	return a, err
+}
+
+// batch is one apply transaction. The rows to be applied are in pg_temp.incoming;
+// what is applied or set aside leaves it.
+type batch struct {
+	db       *DB
+	tx       pgx.Tx
+	feed     Feed
+	targets  map[int32]*Table
+	layouts  map[int64]*row.Layout
+	written  int64
+	setAside bool
+}
+
+// group is the rows of one table read under one layout.
+type group struct {
+	tableID  int32
+	layoutID int64
+	order    int
+	upserts  int64
+	deletes  int64
+	target   *Table
+	layout   *row.Layout
+}
+
+func (b *batch) begin(ctx context.Context) error {
+	if _, err := b.tx.Exec(ctx, `SELECT set_config('backfill.applying', $1, true)`, b.db.Site); err != nil {
+		return err
+	}
+	_, err := b.tx.Exec(ctx, `
+		CREATE TEMP TABLE IF NOT EXISTS incoming (
+		    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, seq bigint, table_id integer, layout_id bigint,
+		    op "char", key text[] COLLATE "C", "row" text[] COLLATE "C") ON COMMIT DELETE ROWS;
+		SET CONSTRAINTS ALL DEFERRED`)
+	return err
+}
+
+func (b *batch) load(ctx context.Context, after, to int64) error {
+	return copypipe.Run(func(w io.Writer) error { return b.feed.Copy(ctx, after, to, w) }, func(r io.Reader) error {
+		_, err := b.tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.incoming (seq, table_id, layout_id, op, key, "row") FROM STDIN (FORMAT binary)`)
+		return err
+	})
+}
+
+// apply goes from truncate to truncate: what was read before one is applied
+// before it.
+func (b *batch) apply(ctx context.Context) error {
+	rows, err := b.tx.Query(ctx, `SELECT seq, table_id FROM pg_temp.incoming WHERE op = 't' ORDER BY seq`)
+	if err != nil {
+		return err
+	}
+	type truncate struct {
+		Seq     int64
+		TableID int32
+	}
+	truncates, err := pgx.CollectRows(rows, pgx.RowToStructByPos[truncate])
+	if err != nil {
+		return err
+	}
+	if len(truncates) == 0 {
+		return b.segment(ctx, false)
+	}
+	// Later segments wait in a second table, so that each statement sees just its own.
+	if _, err := b.tx.Exec(ctx, `
+		CREATE TEMP TABLE later ON COMMIT DROP AS SELECT * FROM pg_temp.incoming WHERE op <> 't';
+		DELETE FROM pg_temp.incoming`); err != nil {
+		return err
+	}
+	bring := func(to any) error {
+		_, err := b.tx.Exec(ctx, `
+			WITH moved AS (DELETE FROM pg_temp.later WHERE $1::bigint IS NULL OR seq < $1 RETURNING *)
+			INSERT INTO pg_temp.incoming (seq, table_id, layout_id, op, key, "row") SELECT seq, table_id, layout_id, op, key, "row" FROM moved ORDER BY seq`, to)
+		return err
+	}
+	for _, t := range truncates {
+		if err := bring(t.Seq); err != nil {
+			return err
+		}
+		if err := b.segment(ctx, false); err != nil {
+			return err
+		}
+		if err := b.truncate(ctx, t.TableID, t.Seq); err != nil {
+			return err
+		}
+	}
+	if err := bring(nil); err != nil {
+		return err
+	}
+	return b.segment(ctx, false)
+}
+
+// retry tries the held rows again, in the same multi-row statements, after those
+// whose parents are still missing were left out.
+func (b *batch) retry(ctx context.Context) error {
+	tag, err := b.tx.Exec(ctx, `
+		INSERT INTO pg_temp.incoming (seq, table_id, layout_id, op, key, "row")
+		SELECT seq, table_id, layout_id, op, key, "row" FROM `+b.db.schema+`.held WHERE state = 'held' ORDER BY seq`)
+	if err != nil {
+		return err
+	}
+	if tag.RowsAffected() > 0 {
+		if err := b.segment(ctx, true); err != nil {
+			return err
+		}
+	}
+	tag, err = b.tx.Exec(ctx, `UPDATE `+b.db.schema+`.held SET state = 'quarantined' WHERE state = 'held' AND since < clock_timestamp() - $1::interval`, b.feed.HoldLimit)
+	b.setAside = b.setAside || tag.RowsAffected() > 0
+	return err
+}
+
+// segment applies the rows in incoming and empties it.
+func (b *batch) segment(ctx context.Context, held bool) error {
+	groups, err := b.groups(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range groups {
+		if err := b.newestOnly(ctx, &groups[i], held); err != nil {
+			return err
+		}
+	}
+	if held {
+		if _, err := b.holdOrphans(ctx, groups); err != nil {
+			return err
+		}
+	}
+	if err := b.together(ctx, groups); err != nil {
+		return err
+	}
+	// What is left was applied; a held row among it is held no longer.
+	tag, err := b.tx.Exec(ctx, `
+		WITH done AS (DELETE FROM pg_temp.incoming RETURNING seq, key)
+		DELETE FROM `+b.db.schema+`.held h USING done WHERE h.seq = done.seq AND h.key = done.key`)
+	b.setAside = b.setAside || tag.RowsAffected() > 0
+	return err
+}
+
+// groups lists what is in incoming by table and layout, parents first, and sets
+// aside what has no table to go to.
+func (b *batch) groups(ctx context.Context) ([]group, error) {
+	// A marker says that a spelling of a key is gone; its row follows under another.
+	rows, err := b.tx.Query(ctx, `
+		WITH gone AS (DELETE FROM pg_temp.incoming WHERE op = 'm')
+		SELECT table_id, coalesce(layout_id, 0), count(*) FILTER (WHERE op IN ('c', 'u')), count(*) FILTER (WHERE op = 'd')
+		  FROM pg_temp.incoming WHERE op <> 'm' GROUP BY 1, 2`)
+	if err != nil {
+		return nil, err
+	}
+	all, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (g group, err error) {
+		return g, r.Scan(&g.tableID, &g.layoutID, &g.upserts, &g.deletes)
+	})
+	if err != nil {
+		return nil, err
+	}
+	var out []group
+	for _, g := range all {
+		problem, err := b.resolve(ctx, &g)
+		if err != nil {
+			return nil, err
+		}
+		if problem != "" {
+			if err := b.aside(ctx, "quarantined", problem, `i.table_id = $3 AND i.layout_id IS NOT DISTINCT FROM nullif($4::bigint, 0)`, g.tableID, g.layoutID); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		out = append(out, g)
+	}
+	slices.SortFunc(out, func(x, y group) int {
+		if x.order != y.order {
+			return x.order - y.order
+		}
+		return strings.Compare(x.target.SQL, y.target.SQL)
+	})
+	return out, nil
+}
+
+// resolve finds the table a group goes to and checks that its columns are there.
+func (b *batch) resolve(ctx context.Context, g *group) (problem string, err error) {
+	t, ok := b.feed.Tables[g.tableID]
+	if !ok {
+		return "the table is no longer configured", nil
+	}
+	g.order = t.ApplyOrder
+	if g.target = b.targets[g.tableID]; g.target == nil {
+		if g.target, err = describe(ctx, b.tx, t.Name); err != nil {
+			return "", err
+		}
+		b.targets[g.tableID] = g.target
+	}
+	if g.target.Problem != "" {
+		return "on " + b.db.Side + ": " + g.target.Problem, nil
+	}
+	if g.layout = b.layouts[g.layoutID]; g.layout == nil {
+		if g.layout, err = b.feed.Layout(ctx, g.layoutID); err != nil {
+			return "", err
+		}
+		b.layouts[g.layoutID] = g.layout
+	}
+	for _, c := range g.layout.Columns {
+		if _, ok := g.target.Layout.Column(c.Name); !ok {
+			return fmt.Sprintf("column %s of %s does not exist on %s: add it there, then retry", row.Ident(c.Name), t.Name, b.db.Side), nil
+		}
+	}
+	if !slices.Equal(g.layout.Key, g.target.Layout.Key) {
+		return fmt.Sprintf("the key of %s is (%s) on the source and (%s) on %s", t.Name,
+			strings.Join(g.layout.Key, ", "), strings.Join(g.target.Layout.Key, ", "), b.db.Side), nil
+	}
+	return "", nil
+}
+
+// typedKey reads a row's key back as the target's types.
+func (g *group) typedKey(expr string) string {
+	return strings.Join(g.target.Layout.KeyFrom(expr), ", ")
+}
+
+// newestOnly leaves of several entries of one key, by the type's own equality, the
+// newest, and drops older ones that are set aside.
+func (b *batch) newestOnly(ctx context.Context, g *group, held bool) error {
+	return b.orIsolateKeys(ctx, g, func(tx pgx.Tx) error {
+		key := g.typedKey("i.key")
+		var twice bool
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_temp.incoming i WHERE table_id = $1 GROUP BY `+key+` HAVING count(*) > 1)`, g.tableID).Scan(&twice); err != nil {
+			return err
+		}
+		if twice {
+			if _, err := tx.Exec(ctx, `
+				DELETE FROM pg_temp.incoming d USING (
+				    SELECT id, row_number() OVER (PARTITION BY `+key+` ORDER BY seq DESC) AS n FROM pg_temp.incoming i WHERE table_id = $1) older
+				 WHERE d.id = older.id AND older.n > 1`, g.tableID); err != nil {
+				return err
+			}
+		}
+		if !held {
+			var aside bool
+			if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+b.db.schema+`.held WHERE table_id = $1)`, g.tableID).Scan(&aside); err != nil {
+				return err
+			}
+			if aside {
+				if err := b.replaceAside(ctx, tx, g); err != nil {
+					return err
+				}
+			}
+		}
+		return b.recount(ctx, tx, g)
+	})
+}
+
+// replaceAside forgets rows set aside for whose key something newer has come: by
+// text, and by the type's equality where the text can be read as the type.
+func (b *batch) replaceAside(ctx context.Context, tx pgx.Tx, g *group) error {
+	tag, err := tx.Exec(ctx, `
+		DELETE FROM `+b.db.schema+`.held h USING pg_temp.incoming i
+		 WHERE h.table_id = $1 AND i.table_id = $1 AND h.key = i.key AND h.seq < i.seq`, g.tableID)
+	if err != nil {
+		return err
+	}
+	b.setAside = b.setAside || tag.RowsAffected() > 0
+	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		mine, theirs := g.target.Layout.KeyFrom("i.key"), g.target.Layout.KeyFrom("h.key")
+		var same []string
+		for n, c := range g.target.Layout.KeyColumns() {
+			same = append(same, mine[n]+" "+c.Equals()+" "+theirs[n])
+		}
+		tag, err := tx.Exec(ctx, `
+			DELETE FROM `+b.db.schema+`.held h USING pg_temp.incoming i
+			 WHERE h.table_id = $1 AND i.table_id = $1 AND h.seq < i.seq AND `+strings.Join(same, " AND "), g.tableID)
+		b.setAside = b.setAside || tag.RowsAffected() > 0
+		return err
+	})
+	if err != nil && !refusesRows(err) {
+		return err
+	}
+	return nil
+}
+
+func (b *batch) recount(ctx context.Context, tx pgx.Tx, g *group) error {
+	return tx.QueryRow(ctx, `
+		SELECT count(*) FILTER (WHERE op IN ('c', 'u')), count(*) FILTER (WHERE op = 'd')
+		  FROM pg_temp.incoming WHERE table_id = $1 AND layout_id IS NOT DISTINCT FROM nullif($2::bigint, 0)`, g.tableID, g.layoutID).Scan(&g.upserts, &g.deletes)
+}
+
+// orIsolateKeys runs fn, which reads the keys of a group; when one of them cannot
+// be read as the target's type, the rows whose key cannot are quarantined first.
+func (b *batch) orIsolateKeys(ctx context.Context, g *group, fn func(pgx.Tx) error) error {
+	err := pgx.BeginFunc(ctx, b.tx, fn)
+	if err == nil || !refusesRows(err) {
+		return err
+	}
+	ids, err := b.ids(ctx, g, `true`)
+	if err != nil {
+		return err
+	}
+	if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+		_, err := tx.Exec(ctx, `SELECT `+g.typedKey("i.key")+` FROM pg_temp.incoming i WHERE id = ANY ($1)`, ids)
+		return err
+	}); err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, b.tx, fn)
+}
+
+// together applies all groups in one savepoint, a statement a table. When it
+// cannot, orphans are held and it is tried again; then rows that swap unique
+// values are given another way; at last each table's rows are halved until only
+// those that are really refused are set aside.
+func (b *batch) together(ctx context.Context, groups []group) error {
+	for {
+		err := b.attempt(ctx, groups, false)
+		if err == nil || !refusesRows(err) {
+			return err
+		}
+		held := int64(0)
+		if SQLState(err) == foreignKeyViolation {
+			if held, err = b.holdOrphans(ctx, groups); err != nil {
+				return err
+			}
+		}
+		if held == 0 {
+			break
+		}
+	}
+	err := b.attempt(ctx, groups, true)
+	if err == nil || !refusesRows(err) {
+		return err
+	}
+	return b.apart(ctx, groups)
+}
+
+const foreignKeyViolation, uniqueViolation = "23503", "23505"
+
+// attempt applies all groups in a savepoint. With deleteFirst, tables from which a
+// delete cannot cascade have all their keys deleted before the upserts, in a
+// statement of its own: a swap of unique values is refused within one.
+func (b *batch) attempt(ctx context.Context, groups []group, deleteFirst bool) error {
+	written := int64(0)
+	err := pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
+		if deleteFirst {
+			for i := len(groups) - 1; i >= 0; i-- {
+				if cascades, err := b.cascades(ctx, tx, &groups[i]); err != nil {
+					return err
+				} else if cascades {
+					continue
+				}
+				if _, err := tx.Exec(ctx, b.deleteSQL(&groups[i], "true")); err != nil {
+					return err
+				}
+			}
+		}
+		for i := range groups {
+			n, err := b.upsert(ctx, tx, &groups[i], nil)
+			if err != nil {
+				return err
+			}
+			written += n
+		}
+		for i := len(groups) - 1; i >= 0; i-- {
+			n, err := b.delete(ctx, tx, &groups[i], nil)
+			if err != nil {
+				return err
+			}
+			written += n
+		}
+		// Deferred constraints are checked here, where they can still be answered.
+		_, err := tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED`)
+		return err
+	})
+	if err == nil {
+		b.written += written
+	}
+	return err
+}
+
+// apart applies table after table, halving what is refused.
+func (b *batch) apart(ctx context.Context, groups []group) error {
+	if _, err := b.tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE`); err != nil {
+		return err
+	}
+	for i := range groups {
+		g := &groups[i]
+		ids, err := b.ids(ctx, g, `op IN ('c', 'u')`)
+		if err != nil {
+			return err
+		}
+		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+			n, err := b.upsert(ctx, tx, g, ids)
+			b.written += n
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	for i := len(groups) - 1; i >= 0; i-- {
+		g := &groups[i]
+		ids, err := b.ids(ctx, g, `op = 'd'`)
+		if err != nil {
+			return err
+		}
+		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+			n, err := b.delete(ctx, tx, g, ids)
+			b.written += n
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	_, err := b.tx.Exec(ctx, `SET CONSTRAINTS ALL DEFERRED`)
+	return err
+}
+
+func (b *batch) ids(ctx context.Context, g *group, where string) ([]int64, error) {
+	rows, err := b.tx.Query(ctx, `
+		SELECT id FROM pg_temp.incoming WHERE table_id = $1 AND layout_id IS NOT DISTINCT FROM nullif($2::bigint, 0) AND `+where+` ORDER BY id`, g.tableID, g.layoutID)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[int64])
+}
+
+// halve runs fn over ids, in a savepoint, and over their halves where it is
+// refused; a single row that is refused is set aside.
+func (b *batch) halve(ctx context.Context, g *group, ids []int64, fn func(pgx.Tx, []int64) error) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	written := b.written
+	err := pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error { return fn(tx, ids) })
+	if err == nil {
+		return nil
+	}
+	b.written = written
+	code := SQLState(err)
+	switch {
+	case !refusesRows(err):
+		return err
+	case len(ids) == 1 && (code == foreignKeyViolation || code == uniqueViolation):
+		// It may pass: the parent, or the row that gives the value up, may still come.
+		return b.aside(ctx, "held", Message(err), `i.id = ANY ($3)`, ids)
+	case len(ids) == 1 || strings.HasPrefix(code, "42"):
+		// Class 42 is the statement, not a row: every row of it would be refused.
+		return b.aside(ctx, "quarantined", Message(err), `i.id = ANY ($3)`, ids)
+	}
+	half := len(ids) / 2
+	if err := b.halve(ctx, g, ids[:half], fn); err != nil {
+		return err
+	}
+	return b.halve(ctx, g, ids[half:], fn)
+}
+
+// errSwallowed is a write without error that wrote fewer rows than it was given.
+var errSwallowed = errors.New("a trigger on the receiver swallowed the row without an error")
+
+// refusesRows reports whether PostgreSQL refuses what it was given, so that
+// setting rows aside helps; a lost connection or a deadlock is not that.
+func refusesRows(err error) bool {
+	if errors.Is(err, errSwallowed) {
+		return true
+	}
+	code := SQLState(err)
+	if code == "" || code == "55P03" {
+		return false
+	}
+	switch code[:2] {
+	case "0A", "21", "22", "23", "27", "38", "39", "42", "44", "54", "55", "P0":
+		return true
+	}
+	return false
+}
+
+// aside moves rows of incoming to the held table.
+func (b *batch) aside(ctx context.Context, state, reason, where string, args ...any) error {
+	b.setAside = true
+	_, err := b.tx.Exec(ctx, `
+		WITH i AS (DELETE FROM pg_temp.incoming i WHERE `+where+` RETURNING seq, table_id, layout_id, op, key, "row")
+		INSERT INTO `+b.db.schema+`.held AS h (seq, table_id, layout_id, op, key, "row", state, reason)
+		SELECT seq, table_id, layout_id, op, key, "row", $1, $2 FROM i
+		ON CONFLICT (seq, key) DO UPDATE SET state = excluded.state, reason = excluded.reason`, append([]any{state, reason}, args...)...)
+	return err
+}
+
+// upsert writes a group's rows, or those of ids, in one statement.
+func (b *batch) upsert(ctx context.Context, tx pgx.Tx, g *group, ids []int64) (int64, error) {
+	want := g.upserts
+	if ids != nil {
+		want = int64(len(ids))
+	}
+	if want == 0 {
+		return 0, nil
+	}
+	columns, values, set := g.assignments()
+	conflict := "DO NOTHING"
+	if len(set) > 0 {
+		conflict = "DO UPDATE SET " + strings.Join(set, ", ")
+	}
+	var keys []string
+	for _, name := range g.target.Layout.Key {
+		keys = append(keys, row.Ident(name))
+	}
+	tag, err := tx.Exec(ctx, fmt.Sprintf(`
+		INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM pg_temp.incoming i
+		 WHERE i.table_id = $1 AND i.layout_id = $2 AND i.op IN ('c', 'u') AND ($3::bigint[] IS NULL OR i.id = ANY ($3))
+		ON CONFLICT (%s) %s`, g.target.SQL, strings.Join(columns, ", "), strings.Join(values, ", "), strings.Join(keys, ", "), conflict),
+		g.tableID, g.layoutID, ids)
+	if err != nil {
+		return 0, err
+	}
+	if tag.RowsAffected() != want && len(set) > 0 {
+		return 0, errSwallowed
+	}
+	return tag.RowsAffected(), nil
+}
+
+// assignments lists the target's columns, the values read back as the target's
+// own types, and what an update sets. The casts carry no length, so that a value
+// too long is refused rather than cut.
+func (g *group) assignments() (columns, values, set []string) {
+	for i, c := range g.layout.Columns {
+		t, _ := g.target.Layout.Column(c.Name)
+		name := row.Ident(c.Name)
+		columns = append(columns, name)
+		values = append(values, fmt.Sprintf(`(i."row")[%d]::%s`, i+1, t.Type))
+		if !t.AlwaysIdentity {
+			set = append(set, name+" = excluded."+name)
+		}
+	}
+	return columns, values, set
+}
+
+// deleteSQL deletes the rows whose keys are in incoming.
+func (b *batch) deleteSQL(g *group, where string) string {
+	return fmt.Sprintf(`DELETE FROM %s t USING pg_temp.incoming i WHERE i.table_id = %d AND %s AND %s`,
+		g.target.SQL, g.tableID, where, g.target.Layout.KeyEquals("t", "i.key"))
+}
+
+// delete removes a group's deleted keys, or those of ids. A key that is not there
+// is a success; a row that is still there afterwards was kept by a trigger.
+func (b *batch) delete(ctx context.Context, tx pgx.Tx, g *group, ids []int64) (int64, error) {
+	if g.deletes == 0 {
+		return 0, nil
+	}
+	which := fmt.Sprintf(`i.layout_id IS NOT DISTINCT FROM nullif(%d::bigint, 0) AND i.op = 'd' AND ($1::bigint[] IS NULL OR i.id = ANY ($1))`, g.layoutID)
+	tag, err := tx.Exec(ctx, b.deleteSQL(g, which), ids)
+	if err != nil {
+		return 0, err
+	}
+	var left bool
+	if err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT EXISTS (SELECT FROM pg_temp.incoming i JOIN %s t ON %s WHERE i.table_id = %d AND %s)`,
+		g.target.SQL, g.target.Layout.KeyEquals("t", "i.key"), g.tableID, which), ids).Scan(&left); err != nil {
+		return 0, err
+	}
+	if left {
+		return 0, errSwallowed
+	}
+	return tag.RowsAffected(), nil
+}
+
+// truncate empties a table. Rows that others still refer to are deleted by key
+// later: they are held as deletes.
+func (b *batch) truncate(ctx context.Context, tableID int32, seq int64) error {
+	g := group{tableID: tableID}
+	t, ok := b.feed.Tables[tableID]
+	if !ok {
+		return nil
+	}
+	var err error
+	if g.target = b.targets[tableID]; g.target == nil {
+		if g.target, err = describe(ctx, b.tx, t.Name); err != nil {
+			return err
+		}
+		b.targets[tableID] = g.target
+	}
+	if g.target.Problem != "" {
+		return nil // what is pushed for it is quarantined with that reason
+	}
+	tag, err := b.tx.Exec(ctx, `DELETE FROM `+b.db.schema+`.held WHERE table_id = $1 AND seq < $2`, tableID, seq)
+	if err != nil {
+		return err
+	}
+	b.setAside = b.setAside || tag.RowsAffected() > 0
+	err = pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `DELETE FROM `+g.target.SQL)
+		if err != nil {
+			return err
+		}
+		b.written += tag.RowsAffected()
+		_, err = tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED`)
+		return err
+	})
+	if err == nil || !refusesRows(err) {
+		return err
+	}
+	referenced, err := b.referenced(ctx, &g)
+	if err != nil {
+		return err
+	}
+	if _, err := b.tx.Exec(ctx, `DELETE FROM `+g.target.SQL+` t WHERE NOT (`+referenced+`)`); err != nil {
+		return err
+	}
+	b.setAside = true
+	_, err = b.tx.Exec(ctx, `
+		INSERT INTO `+b.db.schema+`.held (seq, table_id, op, key, state, reason)
+		SELECT $1, $2, 'd', `+g.target.Layout.KeyText("t")+`, 'held', 'the table was truncated, but other rows still refer to this one' FROM `+g.target.SQL+` t
+		ON CONFLICT DO NOTHING`, seq, tableID)
+	return err
+}
+
+// SetAsideRow is a change set aside here.
+type SetAsideRow struct {
+	Seq     int64
+	TableID int32
+	Key     backfill.Key
+	State   string
+	Reason  string
+	Since   time.Time
+}
+
+// SetAside lists the changes set aside here, one for each seq.
+func (db *DB) SetAside(ctx context.Context) ([]SetAsideRow, error) {
+	rows, err := db.pool.Query(ctx, `SELECT DISTINCT ON (seq) seq, table_id, key, state, reason, since FROM `+db.schema+`.held ORDER BY seq, key`)
+	if err != nil {
+		return nil, db.orNotSetUp(err)
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[SetAsideRow])
+}
+
+// Unquarantine makes quarantined changes be tried again with the held ones.
+func (db *DB) Unquarantine(ctx context.Context, seqs []int64) error {
+	_, err := db.pool.Exec(ctx, `UPDATE `+db.schema+`.held SET state = 'held', since = clock_timestamp() WHERE seq = ANY ($1)`, seqs)
+	return err
+}
+
+// Drop forgets changes set aside.
+func (db *DB) Drop(ctx context.Context, seqs []int64) error {
+	_, err := db.pool.Exec(ctx, `DELETE FROM `+db.schema+`.held WHERE seq = ANY ($1)`, seqs)
+	return err
+}

@@ -1,0 +1,73 @@
+package side
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"backfill/internal/copypipe"
+	"backfill/internal/row"
+)
+
+// Classify says of a chunk of staged rows what releasing them would do here, as
+// the table is now. load writes the chunk in COPY's binary form (n, key, row, in
+// the columns of layout); store is given the answer in the same form: request_id,
+// n, effect (i insert, o overwrite, = identical), and for an overwrite the row
+// that is here, in the staged row's columns.
+//
+// Identical means the same text in every column that travels: a value that is
+// equal by its type but spelled otherwise, 1.0 and 1.00, is an overwrite.
+func (db *DB) Classify(ctx context.Context, requestID int64, table string, layout *row.Layout, load func(io.Writer) error, store func(io.Reader) error) error {
+	return db.in(ctx, writing, func(tx pgx.Tx) error {
+		t, err := describe(ctx, tx, table)
+		if err != nil {
+			return err
+		}
+		if t.Problem != "" {
+			return fmt.Errorf("%w: %s", ErrLayout, t.Problem)
+		}
+		here, err := asStaged(layout, t.Layout)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `
+			CREATE TEMP TABLE IF NOT EXISTS chunk (n bigint, key text[] COLLATE "C", "row" text[] COLLATE "C") ON COMMIT DELETE ROWS`); err != nil {
+			return err
+		}
+		if err := copypipe.Run(load, func(r io.Reader) error {
+			_, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.chunk (n, key, "row") FROM STDIN (FORMAT binary)`)
+			return err
+		}); err != nil {
+			return err
+		}
+		sql := fmt.Sprintf(`COPY (
+			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN h.here = c."row" THEN '=' ELSE 'o' END)::"char",
+			       CASE WHEN t.tableoid IS NOT NULL AND h.here <> c."row" THEN h.here END
+			  FROM pg_temp.chunk c LEFT JOIN %s t ON %s,
+			       LATERAL (SELECT %s COLLATE "C" AS here) h ORDER BY c.n) TO STDOUT (FORMAT binary)`,
+			requestID, t.SQL, t.Layout.KeyEquals("t", "c.key"), here)
+		return copypipe.Run(func(w io.Writer) error {
+			_, err := tx.Conn().PgConn().CopyTo(ctx, w, sql)
+			return err
+		}, store)
+	})
+}
+
+// asStaged is the SQL of a row here as text[], in the order of the staged columns.
+func asStaged(staged, here *row.Layout) (string, error) {
+	if strings.Join(staged.Key, "\x00") != strings.Join(here.Key, "\x00") {
+		return "", fmt.Errorf("%w: its key is another than on the source", ErrLayout)
+	}
+	out := row.Layout{Key: here.Key}
+	for _, c := range staged.Columns {
+		h, ok := here.Column(c.Name)
+		if !ok {
+			return "", fmt.Errorf("%w: column %s does not exist here", ErrLayout, row.Ident(c.Name))
+		}
+		out.Columns = append(out.Columns, h)
+	}
+	return out.RowText("t"), nil
+}

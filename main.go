@@ -1,0 +1,262 @@
+// Command backfill fills in the rows that a pair of synced PostgreSQL databases
+// never exchanged. This file is its command line: flags and wiring, no logic.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"backfill/internal/cli"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// The first signal asks to stop; once it came, a second one ends the process.
+	context.AfterFunc(ctx, stop)
+	os.Exit(cli.Run(ctx, os.Args[1:], os.Stdout, os.Stderr, &grammar{}, options()...))
+}
+
+const about = `Backfill re-sends the rows of a PostgreSQL table that its sync triggers never saw. A backfill walks the table on one
+side, stages every row for a person to read, and sends nothing to the other side until that person approves.
+
+Try it with: backfill dev`
+
+func options() []kong.Option {
+	version := "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		version = info.Main.Version
+	}
+	return []kong.Option{
+		kong.Description(about),
+		kong.Vars{"state": cli.DefaultState(), "version": "backfill " + version},
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 120}),
+		kong.ExplicitGroups([]kong.Group{
+			{Key: "run", Title: "Run it:"},
+			{Key: "setup", Title: "Set it up:"},
+			{Key: "backfills", Title: "Request, review and release backfills:"},
+			{Key: "look", Title: "See what is sent and who did what:"},
+			{Key: "api", Title: "To reach the API:"},
+		}),
+	}
+}
+
+// grammar is the whole command line.
+type grammar struct {
+	Dev    devCmd    `cmd:"" group:"run" help:"Run everything in one process: to try it out, and for tests."`
+	API    apiCmd    `cmd:"" name:"api" group:"run" help:"Run the HTTP API, the web pages and the metrics."`
+	Worker workerCmd `cmd:"" group:"run" help:"Run the workflows (--control), or the agent beside one side's database (--agent)."`
+
+	Migrate  migrateCmd  `cmd:"" group:"setup" help:"Bring the control database's schema up to date."`
+	Site     cli.Site    `cmd:"" group:"setup" help:"List, show and add sites, the pairs of databases that are kept in sync."`
+	SetupSQL setupSQLCmd `cmd:"" name:"setup-sql" group:"setup" help:"Print the SQL that sets one side up, for a DBA to read and run."`
+	Setup    setupCmd    `cmd:"" group:"setup" help:"Set one side up, or repair it: run what setup-sql prints."`
+	Table    cli.Table   `cmd:"" group:"setup" help:"List, show and configure the tables of a site."`
+	Token    tokenCmd    `cmd:"" group:"setup" help:"Make, list and revoke the tokens that people and scripts sign in with."`
+
+	Request cli.Request `cmd:"" group:"backfills" help:"Ask for a backfill of a table, or of one row."`
+	List    cli.List    `cmd:"" group:"backfills" help:"List backfills, newest first."`
+	Show    cli.Show    `cmd:"" group:"backfills" help:"Show one backfill."`
+	Watch   cli.Watch   `cmd:"" group:"backfills" help:"Follow a backfill until its rows wait to be read, or until it is closed."`
+	Rows    cli.Rows    `cmd:"" group:"backfills" help:"List the rows a backfill has staged, and what releasing each would do."`
+	Approve cli.Approve `cmd:"" group:"backfills" help:"Approve the staged rows: they are sent to the other side."`
+	Reject  cli.Reject  `cmd:"" group:"backfills" help:"Reject the staged rows: the backfill is closed and nothing is sent."`
+	Pause   cli.Pause   `cmd:"" group:"backfills" help:"Hold a walk or a release at its next page."`
+	Resume  cli.Resume  `cmd:"" group:"backfills" help:"Let a paused backfill go on."`
+	Cancel  cli.Cancel  `cmd:"" group:"backfills" help:"End a backfill. What was released stays released."`
+
+	Queue   cli.Queue   `cmd:"" group:"look" help:"List changes on their way to the other side; retry or skip those set aside."`
+	History cli.History `cmd:"" group:"look" help:"List changes that the other side has applied, newest first."`
+	Audit   cli.Audit   `cmd:"" group:"look" help:"List who decided and configured what, newest first."`
+
+	Version kong.VersionFlag `help:"Print the version."`
+}
+
+// Flags that several commands have.
+type (
+	controlFlag struct {
+		Control string `required:"" env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database."`
+	}
+	temporalFlags struct {
+		Temporal  string `required:"" env:"BACKFILL_TEMPORAL" placeholder:"HOST:PORT" help:"Where Temporal's frontend is."`
+		Namespace string `default:"default" placeholder:"NAME" help:"The Temporal namespace (${default})."`
+	}
+	logFlags struct {
+		Verbose bool `help:"Log more."`
+	}
+)
+
+type devCmd struct {
+	State    string        `env:"BACKFILL_STATE" placeholder:"DIR" help:"Keep everything here and go on from it when started again. Default: ${state}."`
+	Listen   string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where the API and the web pages listen (${default})."`
+	Token    string        `env:"BACKFILL_TOKEN" placeholder:"TOKEN" help:"The token to sign in with. Default: a new one, kept in the state directory."`
+	Control  string        `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of a control database. Default: a PostgreSQL server of its own is started from the machine's binaries."`
+	Temporal string        `env:"BACKFILL_TEMPORAL" placeholder:"HOST:PORT" help:"Where Temporal's frontend is. Default: a development server is started."`
+	Site     string        `placeholder:"NAME" help:"With --side: what to call the pair of databases."`
+	Side     []namedDSN    `sep:"none" placeholder:"NAME=DSN" help:"Work on your own databases: the name and the connection string of one of the two; give it twice. Default: a demo site."`
+	Table    []string      `sep:"none" placeholder:"TABLE" help:"With --side: a table to keep in sync, as schema.table; may be repeated."`
+	From     string        `placeholder:"SIDE" help:"With --side: the side whose changes are sent."`
+	Cycle    time.Duration `default:"500ms" placeholder:"DURATION" help:"How long an idle agent waits between two cycles (${default})."`
+	Demo     bool          `help:"Make the demo site: history missing on one side, and a writer that keeps changing rows."`
+	logFlags
+}
+
+func (*devCmd) Help() string {
+	return `Without --side it makes a demo site to play with. With --side it works on your own two databases: it sets capture up
+on them, configures the tables and counts their rows.
+
+It prints "ready: URL" and the token when everything answers. On the same machine, other commands find both by themselves.`
+}
+
+// Validate is kong's hook for what a single flag cannot say.
+func (c *devCmd) Validate() error {
+	if len(c.Side) == 0 {
+		if c.Site != "" || len(c.Table) > 0 || c.From != "" {
+			return errors.New("--site, --table and --from are for your own databases: give --side NAME=DSN twice too")
+		}
+		return nil
+	}
+	switch {
+	case len(c.Side) != 2 || c.Side[0].Name == c.Side[1].Name:
+		return errors.New("a site has two sides with different names: give --side NAME=DSN twice")
+	case c.Demo:
+		return errors.New("--demo makes databases of its own: leave out --side or --demo")
+	case c.Site == "":
+		return errors.New("missing flag: --site=NAME, what to call the pair of databases")
+	case len(c.Table) == 0:
+		return errors.New("missing flag: --table=TABLE, a table to keep in sync")
+	case c.From != "" && c.From != c.Side[0].Name && c.From != c.Side[1].Name:
+		return fmt.Errorf("--from=%s is neither %s nor %s", c.From, c.Side[0].Name, c.Side[1].Name)
+	}
+	return nil
+}
+
+func (c *devCmd) Run(ctx context.Context, out io.Writer) error {
+	o := devOptions{
+		State: c.State, Listen: c.Listen, Token: c.Token, Control: c.Control, Temporal: c.Temporal, Site: c.Site, From: c.From,
+		Sides: map[string]string{}, Tables: c.Table, Cycle: c.Cycle, Demo: c.Demo, Verbose: c.Verbose,
+	}
+	if o.State == "" {
+		o.State = cli.DefaultState()
+	}
+	for _, s := range c.Side {
+		o.Sides[s.Name] = s.DSN
+		o.SideOrder = append(o.SideOrder, s.Name)
+	}
+	return devRun(ctx, o, out)
+}
+
+// namedDSN is a side as it is given to dev. Its errors do not repeat what was
+// given: that may hold a password.
+type namedDSN struct{ Name, DSN string }
+
+func (n *namedDSN) UnmarshalText(text []byte) error {
+	var ok bool
+	n.Name, n.DSN, ok = strings.Cut(string(text), "=")
+	// host=… is a connection string, and so is a URL with a parameter.
+	if !ok || n.Name == "" || n.DSN == "" || strings.ContainsAny(n.Name, ":/ ") {
+		return errors.New("write NAME=DSN, for example school=postgres://user@host/database")
+	}
+	return nil
+}
+
+type apiCmd struct {
+	controlFlag
+	temporalFlags
+	Listen    string `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default})."`
+	Console   string `placeholder:"URL" help:"Where Temporal's web console is, for links to it. Default: no links."`
+	PublicURL string `name:"public-url" placeholder:"URL" help:"Where people reach this API, for links to it. Default: no links."`
+	logFlags
+}
+
+func (c *apiCmd) Run(ctx context.Context, out io.Writer) error { return todo("api") }
+
+type workerCmd struct {
+	Control  bool      `xor:"role" required:"" help:"Run workflows and what they do on the control database."`
+	Agent    agentName `xor:"role" required:"" placeholder:"SITE/SIDE" help:"Run the agent of this side. It alone needs to reach the side's database."`
+	Database string    `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"With --agent: connection string of the side's database."`
+
+	ControlDatabase string `required:"" env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database."`
+	temporalFlags
+	logFlags
+}
+
+// Validate is kong's hook for what a single flag cannot say.
+func (c *workerCmd) Validate() error {
+	if c.Agent != (agentName{}) && c.Database == "" {
+		return errors.New("missing flag: --database=DSN, which --agent works on")
+	}
+	return nil
+}
+
+func (c *workerCmd) Run(ctx context.Context, out io.Writer) error { return todo("worker") }
+
+// agentName is the side that an agent works beside.
+type agentName struct{ Site, Side string }
+
+func (a *agentName) UnmarshalText(text []byte) error {
+	var ok bool
+	if a.Site, a.Side, ok = strings.Cut(string(text), "/"); !ok || a.Site == "" || a.Side == "" {
+		return errors.New("write SITE/SIDE, for example maple/school")
+	}
+	return nil
+}
+
+type migrateCmd struct{ controlFlag }
+
+func (c *migrateCmd) Run(ctx context.Context, out io.Writer) error { return todo("migrate") }
+
+// sideFlags say which side to set up.
+type sideFlags struct {
+	Site    string `required:"" placeholder:"SITE" help:"The site."`
+	Side    string `required:"" placeholder:"SIDE" help:"Which of its two sides."`
+	Control string `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database, which knows the site's tables."`
+}
+
+type setupSQLCmd struct {
+	sideFlags
+	Database string `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"Connection string of the side's database, to print what it still needs."`
+}
+
+func (c *setupSQLCmd) Run(ctx context.Context, out io.Writer) error { return todo("setup-sql") }
+
+type setupCmd struct {
+	sideFlags
+	Database string `required:"" env:"BACKFILL_DATABASE" placeholder:"DSN" help:"Connection string of the side's database, as somebody who may create schemas, roles and triggers."`
+}
+
+func (c *setupCmd) Run(ctx context.Context, out io.Writer) error { return todo("setup") }
+
+type tokenCmd struct {
+	Create tokenCreateCmd `cmd:"" help:"Make a token and print it, this once. The same name again replaces the token."`
+	List   tokenListCmd   `cmd:"" default:"withargs" help:"List the tokens, revoked ones too."`
+	Revoke tokenRevokeCmd `cmd:"" help:"End a token."`
+}
+
+type tokenCreateCmd struct {
+	controlFlag
+	Name string `arg:"" help:"Whose it is; it stands in every record of what is done with it."`
+	Role string `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: ${enum}; each includes the ones before it."`
+}
+
+func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error { return todo("token create") }
+
+type tokenListCmd struct{ controlFlag }
+
+func (c *tokenListCmd) Run(ctx context.Context, out io.Writer) error { return todo("token list") }
+
+type tokenRevokeCmd struct {
+	controlFlag
+	Name string `arg:"" help:"The token's name."`
+}
+
+func (c *tokenRevokeCmd) Run(ctx context.Context, out io.Writer) error { return todo("token revoke") }

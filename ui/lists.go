@@ -1,0 +1,273 @@
+package ui
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/labstack/echo/v4"
+
+	"backfill/api"
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+)
+
+// pageSize is how many lines the lists of a site show at once.
+const pageSize = 50
+
+// chip is one choice of a filter.
+type chip struct {
+	Text, Href string
+	Current    bool
+}
+
+// field is one column's value; nil is NULL.
+type field struct {
+	Name  string
+	Value *string
+}
+
+// entryPart is one change in the queue or in history.
+type entryPart struct {
+	api.Entry
+	State  statePart
+	Fields []field
+	// What may be done with it from the Queue.
+	SetAside, Backfillable bool
+}
+
+var entryStates = map[string]statePart{
+	"waiting":     {"Waiting", "clock", "quiet"},
+	"held":        {"Held", "pause", "warn"},
+	"quarantined": {"Quarantined", "alert", "bad"},
+	"skipped":     {"Skipped", "slash", "quiet"},
+	"applied":     {"Applied", "check", "good"},
+}
+
+func entryParts(list []api.Entry) []entryPart {
+	out := make([]entryPart, len(list))
+	for i, e := range list {
+		x := entryPart{Entry: e, State: entryStates[e.Entry.State]}
+		for j, name := range e.Columns {
+			if j < len(e.Row) {
+				x.Fields = append(x.Fields, field{name, e.Row[j]})
+			}
+		}
+		x.SetAside = e.Entry.State == "held" || e.Entry.State == "quarantined"
+		x.Backfillable = len(e.Key) > 0 && (e.Entry.State == "skipped" || e.Entry.State == "quarantined")
+		out[i] = x
+	}
+	return out
+}
+
+// BackfillBody is what "Backfill this row" asks the API for.
+func (e *entryPart) BackfillBody() map[string]any {
+	return map[string]any{"table": e.Table, "from": e.From, "key": e.Key}
+}
+
+type queueData struct {
+	Site              string
+	Chips             []chip
+	Entries           []entryPart
+	State             string
+	More              string
+	MayDecide, MayAsk string // why not, "" when allowed
+}
+
+var queueStates = []string{"", "waiting", "held", "quarantined", "skipped"}
+
+func (p *pages) queue(c echo.Context, a api.Account) (*view, error) {
+	ctx, site := c.Request().Context(), c.Param("site")
+	d := queueData{Site: site, State: c.QueryParam("state")}
+	for _, s := range queueStates {
+		x := chip{"Open", "/sites/" + site + "/queue", s == d.State}
+		if s != "" {
+			x.Text = entryStates[s].Text
+			x.Href += "?state=" + s
+		}
+		d.Chips = append(d.Chips, x)
+	}
+	if d.State != "" && entryStates[d.State].Text == "" {
+		return nil, redirect("/sites/" + site + "/queue")
+	}
+	list, err := p.service.Queue(ctx, control.EntryFilter{Site: site, State: d.State, After: position(c, "after"), Limit: pageSize + 1})
+	if err != nil {
+		return nil, err
+	}
+	aside, err := p.aside(ctx, site)
+	if err != nil {
+		return nil, err
+	}
+	if len(list) > pageSize {
+		list = list[:pageSize]
+		d.More = more(c, "after", list[pageSize-1].Seq)
+	}
+	d.Entries = entryParts(list)
+	if !a.Role.Covers(control.Reviewer) {
+		d.MayDecide = capitalise(lacks(a, control.Reviewer, "retrying or skipping a change"))
+	}
+	if !a.Role.Covers(control.Requester) {
+		d.MayAsk = lacks(a, control.Requester, "requesting a backfill")
+	}
+	return &view{template: "queue", Title: "Queue of " + site, Crumbs: siteCrumbs(site), Tabs: siteTabs(site, "queue", aside),
+		Events: []string{siteEvents(site)}, Refresh: 15, Data: d}, nil
+}
+
+type historyData struct {
+	Site       string
+	Tables     []string
+	Table, Key string
+	KeyHint    string
+	Problem    string
+	Entries    []entryPart
+	More       string
+	Filtered   bool
+}
+
+func (p *pages) history(c echo.Context, _ api.Account) (*view, error) {
+	ctx, site := c.Request().Context(), c.Param("site")
+	panels, err := p.service.Panels(ctx, site)
+	if err != nil {
+		return nil, err
+	}
+	d := historyData{Site: site, Table: c.QueryParam("table"), Key: c.QueryParam("key")}
+	d.Filtered = d.Table != "" || d.Key != ""
+	var keyColumns []string
+	for i := range panels {
+		name := panels[i].Table.Name
+		if n := len(d.Tables); n == 0 || d.Tables[n-1] != name {
+			d.Tables = append(d.Tables, name)
+		}
+		if name == d.Table {
+			keyColumns = panels[i].Source.Key
+		}
+	}
+	f := control.EntryFilter{Site: site, Table: d.Table, Before: position(c, "before"), Limit: pageSize + 1}
+	f.Key, d.Problem = typedKey(d.Key, keyColumns)
+	var list []api.Entry
+	if d.Problem == "" {
+		if list, err = p.service.History(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	aside, err := p.aside(ctx, site)
+	if err != nil {
+		return nil, err
+	}
+	if len(list) > pageSize {
+		list = list[:pageSize]
+		d.More = more(c, "before", list[pageSize-1].Seq)
+	}
+	d.Entries = entryParts(list)
+	v := &view{template: "history", Title: "History of " + site, Crumbs: siteCrumbs(site), Tabs: siteTabs(site, "history", aside), Data: d}
+	// The newest page moves; older ones stay as they are while they are read.
+	if f.Before == 0 {
+		v.Events = []string{siteEvents(site)}
+	}
+	return v, nil
+}
+
+// typedKey reads a key as a person types it: the value of a key of one column as
+// it is, several separated by commas, or a JSON array when values hold commas.
+func typedKey(s string, columns []string) (key backfill.Key, problem string) {
+	if s == "" {
+		return nil, ""
+	}
+	if strings.HasPrefix(s, "[") && json.Unmarshal([]byte(s), &key) == nil {
+		return key, ""
+	}
+	if len(columns) <= 1 {
+		return backfill.Key{s}, ""
+	}
+	for _, part := range strings.Split(s, ",") {
+		key = append(key, strings.TrimSpace(part))
+	}
+	if len(key) != len(columns) {
+		return nil, fmt.Sprintf("the key is (%s): give %d values separated by commas, or a JSON array of strings", strings.Join(columns, ", "), len(columns))
+	}
+	return key, ""
+}
+
+type auditData struct {
+	Site    string
+	Entries []auditPart
+	More    string
+}
+
+type auditPart struct {
+	control.AuditEntry
+	Request int64 // the request it is about, 0 for none
+	Detail  []field
+}
+
+func (p *pages) audit(c echo.Context, _ api.Account) (*view, error) {
+	ctx, site := c.Request().Context(), c.Param("site")
+	before := position(c, "before")
+	list, err := p.service.Audit(ctx, site, before, pageSize+1)
+	if err != nil {
+		return nil, err
+	}
+	aside, err := p.aside(ctx, site)
+	if err != nil {
+		return nil, err
+	}
+	d := auditData{Site: site}
+	if len(list) > pageSize {
+		list = list[:pageSize]
+		d.More = more(c, "before", list[pageSize-1].ID)
+	}
+	for _, e := range list {
+		d.Entries = append(d.Entries, auditOf(e))
+	}
+	v := &view{template: "audit", Title: "Audit of " + site, Crumbs: siteCrumbs(site), Tabs: siteTabs(site, "audit", aside), Data: d}
+	if before == 0 {
+		v.Events = []string{siteEvents(site)}
+	}
+	return v, nil
+}
+
+// auditOf lists an entry's details in the order of their names.
+func auditOf(e control.AuditEntry) auditPart {
+	out := auditPart{AuditEntry: e}
+	if rest, ok := strings.CutPrefix(e.Subject, "request "); ok {
+		number, _, _ := strings.Cut(rest, " ")
+		out.Request, _ = strconv.ParseInt(number, 10, 64) // 0 when it is none
+	}
+	for name, v := range e.Detail {
+		text, ok := v.(string)
+		if !ok {
+			b, err := json.Marshal(v)
+			if err != nil {
+				continue // it came out of JSON
+			}
+			text = string(b)
+		}
+		if text != "" && text != "false" && text != "null" {
+			out.Detail = append(out.Detail, field{name, &text})
+		}
+	}
+	slices.SortFunc(out.Detail, func(a, b field) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// position is a number of the address's query, 0 when it is none.
+func position(c echo.Context, name string) int64 {
+	n, err := strconv.ParseInt(c.QueryParam(name), 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// more is the present address with the list going on after a position.
+func more(c echo.Context, name string, at int64) string {
+	q := url.Values{}
+	for k, v := range c.QueryParams() {
+		q[k] = v
+	}
+	q.Set(name, strconv.FormatInt(at, 10))
+	return c.Request().URL.Path + "?" + q.Encode()
+}

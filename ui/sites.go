@@ -1,0 +1,200 @@
+package ui
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"backfill/api"
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+)
+
+// sidePart is one side of a site.
+type sidePart struct {
+	control.Side
+	Site string
+	Away bool // its agent has been silent for too long, or was never seen
+}
+
+// lagPart is what waits in one direction.
+type lagPart struct {
+	control.Lag
+	Captured bool // some table is captured this way; the other direction is quiet by nature
+}
+
+// notice is something that wants attention.
+type notice struct {
+	rank       int // the lower the sooner
+	Tone, Icon string
+	Text, More string
+	Href, Go   string
+}
+
+type sitePart struct {
+	Name    string
+	Sides   []sidePart
+	Lag     []lagPart
+	Notices []notice
+	// The tables summed up.
+	Tables, Behind, Equal, Ahead, Uncounted, Inactive int
+	Missing                                           int64 // rows that receivers have fewer than their sources
+}
+
+// manyChanges is where counting set-aside changes ends; beyond it is "20+".
+const manyChanges = 20
+
+func (p *pages) sites(c echo.Context, _ api.Account) (*view, error) {
+	ctx := c.Request().Context()
+	all, err := p.service.Sites(ctx)
+	if err != nil {
+		return nil, err
+	}
+	parts := make([]sitePart, 0, len(all))
+	v := &view{template: "sites", Title: "Sites", Crumbs: []crumb{{"Sites", "/"}}, Refresh: 5}
+	for i := range all {
+		panels, err := p.service.Panels(ctx, all[i].Name)
+		if err != nil {
+			return nil, err
+		}
+		aside, err := p.aside(ctx, all[i].Name)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, p.sitePart(&all[i], panels, aside))
+	}
+	// What needs somebody comes first; otherwise the order of names stays.
+	slices.SortStableFunc(parts, func(a, b sitePart) int { return a.urgency() - b.urgency() })
+	// A browser opens few streams at once, so a page of many sites asks by the clock.
+	if len(all) <= 2 {
+		v.Refresh = 15
+		for i := range all {
+			v.Events = append(v.Events, siteEvents(all[i].Name))
+		}
+	}
+	v.Data = parts
+	return v, nil
+}
+
+func siteEvents(site string) string { return "/api/v1/sites/" + site + "/events" }
+
+func (s *sitePart) urgency() int {
+	if len(s.Notices) == 0 {
+		return 100
+	}
+	return s.Notices[0].rank
+}
+
+// aside counts the changes of a site that its receivers have quarantined.
+func (p *pages) aside(ctx context.Context, site string) (int, error) {
+	list, err := p.service.Queue(ctx, control.EntryFilter{Site: site, State: "quarantined", Limit: manyChanges + 1})
+	return len(list), err
+}
+
+func orMore(n int) string {
+	if n > manyChanges {
+		return num(int64(manyChanges)) + "+"
+	}
+	return num(int64(n))
+}
+
+func (p *pages) sitePart(s *api.Site, panels []backfill.Panel, aside int) sitePart {
+	out := sitePart{Name: s.Name, Sides: p.sideParts(s), Tables: len(panels)}
+	for _, l := range s.Lag {
+		captured := slices.ContainsFunc(panels, func(x backfill.Panel) bool { return x.Direction.From == l.From && x.Table.Active })
+		out.Lag = append(out.Lag, lagPart{l, captured})
+	}
+	for i := range panels {
+		x := &panels[i]
+		switch d := difference(x); {
+		case !x.Table.Active:
+			out.Inactive++
+		case d == nil:
+			out.Uncounted++
+		case *d > 0:
+			out.Behind++
+			out.Missing += *d
+		case *d == 0:
+			out.Equal++
+		default:
+			out.Ahead++
+		}
+	}
+	out.Notices = append(p.sideNotices(out.Sides), tableNotices(panels)...)
+	if aside > 0 {
+		out.Notices = append(out.Notices, notice{rank: 3, Tone: "warn", Icon: "alert",
+			Text: orMore(aside) + " quarantined: the receiver refused " + map[bool]string{true: "a change", false: "these changes"}[aside == 1],
+			Href: "/sites/" + s.Name + "/queue?state=quarantined", Go: "Queue"})
+	}
+	slices.SortStableFunc(out.Notices, func(a, b notice) int { return a.rank - b.rank })
+	return out
+}
+
+func (p *pages) sideParts(s *api.Site) []sidePart {
+	out := make([]sidePart, len(s.Sides))
+	for i, side := range s.Sides {
+		out[i] = sidePart{side, s.Name, side.SeenAt == nil || p.Now().Sub(*side.SeenAt) > p.AgentAway}
+	}
+	return out
+}
+
+// sideNotices says which agents are away or kept from working.
+func (p *pages) sideNotices(sides []sidePart) []notice {
+	var out []notice
+	for _, s := range sides {
+		name := s.Site + "/" + s.Name
+		switch {
+		case s.SeenAt == nil:
+			out = append(out, notice{rank: 0, Tone: "bad", Icon: "plug", Text: "No agent for " + name + " yet",
+				More: "Start one beside that database: backfill worker --agent " + name + " --database DSN"})
+		case s.Away:
+			out = append(out, notice{rank: 0, Tone: "bad", Icon: "plug",
+				Text: fmt.Sprintf("No agent for %s since %s UTC", name, s.SeenAt.UTC().Format("2 Jan 2006 15:04:05")),
+				More: fmt.Sprintf("Silent for %s. Nothing is pushed from or applied to %s until it is back; nothing is lost.", spell(p.Now().Sub(*s.SeenAt).Truncate(time.Second)), s.Name)})
+		}
+		if s.Problem != "" {
+			out = append(out, notice{rank: 1, Tone: "bad", Icon: "alert", Text: "The agent of " + name + " cannot work", More: s.Problem})
+		}
+	}
+	return out
+}
+
+// tableNotices says which tables want attention, and lists what is open.
+func tableNotices(panels []backfill.Panel) []notice {
+	var out []notice
+	for i := range panels {
+		x := &panels[i]
+		table := "/sites/" + x.Direction.Site + "?open=" + rowID(x) + "#" + rowID(x)
+		if c := captureOf(x); c.Tone == "bad" && x.Table.Active {
+			out = append(out, notice{rank: 2, Tone: "bad", Icon: "alert", Text: "Capture of " + x.Table.Name + " is not healthy", More: capitalise(c.Text), Href: table, Go: "Table"})
+		}
+		open := x.OpenRows
+		if x.Open != nil {
+			open = append([]*backfill.Request{x.Open}, open...)
+		}
+		for _, r := range open {
+			b := openButton(r)
+			n := notice{rank: 5, Tone: b.Tone, Icon: b.Icon, Text: r.Table + ": " + lower(b.Label), More: subject(r), Href: b.Href, Go: "Open"}
+			if r.State == backfill.AwaitingReview {
+				n.rank, n.Text, n.Go = 4, fmt.Sprintf("%s of %s await review", plural(r.Staged, "staged row"), r.Table), "Review"
+				if r.Staged == 1 {
+					n.Text = "1 staged row of " + r.Table + " awaits review"
+				}
+			}
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// subject is what a request is about, beside its table.
+func subject(r *backfill.Request) string {
+	s := fmt.Sprintf("request %d, %s → %s, by %s", r.ID, r.From, r.To, r.RequestedBy)
+	if r.Key != nil {
+		s = "row " + shorten(r.Key.String()) + ", " + s
+	}
+	return capitalise(s)
+}

@@ -1,0 +1,168 @@
+// Buttons and dialogs that ask the API for something.
+//
+//   data-post     where a button or form posts to
+//   data-body     the part of the body that is fixed, as JSON
+//   data-then     "open": go to the request that the answer describes
+//   data-said     what to say when it was taken
+//   data-dialog   the dialog a button opens; its data fill the dialog's data-fill
+//                 elements, and data-action becomes the form's address
+
+import { Problem, newKey, post } from "./api.js";
+import { announce, el } from "./dom.js";
+import { onUpdate, refresh } from "./live.js";
+
+// opened is what belongs to a dialog while it is open: the button's data, and the
+// revision of the staged rows as they were when it was opened.
+const opened = new WeakMap();
+
+function open(button) {
+  const dialog = document.getElementById(button.dataset.dialog);
+  const form = dialog.querySelector("form");
+  for (const slot of dialog.querySelectorAll("[data-fill]")) slot.textContent = button.dataset[slot.dataset.fill] ?? "";
+  form.reset();
+  show(form, null);
+  for (const b of form.querySelectorAll("button")) b.disabled = false;
+  opened.set(dialog, { data: { ...button.dataset }, revision: form.dataset.revision, key: newKey() });
+  dialog.showModal();
+}
+
+// show puts a problem where people who look and people who listen find it.
+function show(form, problem) {
+  const box = form.querySelector(".problem");
+  if (!problem) return box.replaceChildren();
+  const errors = problem.errors?.length > 1 || (problem.errors?.length === 1 && !problem.message.includes(problem.errors[0].message)) ? problem.errors : [];
+  box.replaceChildren(
+    problem.message,
+    errors.length ? el("ul", {}, ...errors.map((e) => el("li", {}, e.field ? `${e.field}: ${e.message}` : e.message))) : null,
+    problem.openPage ? el("p", {}, el("a", { href: problem.openPage }, "Go to the open request")) : null,
+  );
+}
+
+function page(apiAddress) {
+  return apiAddress.replace(/^\/api\/v1/, "");
+}
+
+async function send(path, body, key) {
+  try {
+    return await post(path, body, key);
+  } catch (err) {
+    if (err instanceof Problem) {
+      if (err.open) err.openPage = page(err.open);
+      throw err;
+    }
+    const away = new Problem(0, { detail: "The server cannot be reached. Nothing is known to have happened; trying again is safe." });
+    away.unknown = true;
+    throw away;
+  }
+}
+
+function taken(answer, from) {
+  if (from.dataset.then === "open" && answer.id) {
+    location.assign(`/backfills/${answer.id}`);
+    return;
+  }
+  if (from.dataset.said) toast(from.dataset.said);
+  refresh();
+}
+
+async function submit(form) {
+  const dialog = form.closest("dialog");
+  const state = opened.get(dialog);
+  const body = JSON.parse(form.dataset.body ?? "{}");
+  for (const name of (form.dataset.fillBody ?? "").split(" ").filter(Boolean)) body[name] = state.data[name];
+  for (const field of form.elements) {
+    if (!field.name) continue;
+    if (field.type === "checkbox") body[field.name] = field.checked && !field.disabled;
+    else body[field.name] = field.value.trim();
+  }
+  const buttons = [...form.querySelectorAll("button:not([data-close])")];
+  for (const b of buttons) b.disabled = true;
+  show(form, null);
+  try {
+    const answer = await send(state.data.action ?? form.dataset.post, body, state.key);
+    dialog.close();
+    taken(answer, form);
+  } catch (problem) {
+    // The same key again only while it is unknown whether the first call arrived.
+    if (!problem.unknown) state.key = newKey();
+    show(form, problem);
+  } finally {
+    for (const b of buttons) b.disabled = false;
+  }
+}
+
+const keys = new WeakMap();
+
+async function press(button) {
+  if (button.getAttribute("aria-busy") === "true") return;
+  button.setAttribute("aria-busy", "true");
+  const key = keys.get(button) ?? newKey();
+  keys.set(button, key);
+  try {
+    const answer = await send(button.dataset.post, JSON.parse(button.dataset.body ?? "{}"), key);
+    keys.delete(button);
+    taken(answer, button);
+  } catch (problem) {
+    if (!problem.unknown) keys.delete(button);
+    toast(problem.message, problem.openPage);
+  } finally {
+    button.removeAttribute("aria-busy");
+  }
+}
+
+let fading = 0;
+export function toast(text, href) {
+  const box = document.getElementById("toast");
+  clearTimeout(fading);
+  box.replaceChildren(el("p", {}, text, href ? " " : null, href ? el("a", { href }, "Go to the open request") : null),
+    el("button", { class: "btn plain", click: () => box.replaceChildren() }, "Close"));
+  fading = setTimeout(() => box.matches(":hover, :focus-within") || box.replaceChildren(), 9000);
+}
+
+async function copy(button) {
+  const source = document.getElementById(button.dataset.copy);
+  try {
+    await navigator.clipboard.writeText(source.textContent);
+    announce("Copied");
+    const text = button.textContent;
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = text), 1500);
+  } catch {
+    // Without a secure connection scripts may not write to the clipboard.
+    getSelection().selectAllChildren(source);
+  }
+}
+
+document.addEventListener("click", (e) => {
+  const button = e.target.closest("button");
+  if (!button || button.disabled) return;
+  if (button.dataset.dialog) open(button);
+  else if (button.dataset.post) press(button);
+  else if (button.dataset.copy) copy(button);
+  else if (button.hasAttribute("data-close")) button.closest("dialog").close();
+});
+
+document.addEventListener("submit", (e) => {
+  if (!e.target.closest("dialog")) return;
+  e.preventDefault();
+  submit(e.target);
+});
+
+// A decision is about rows that somebody has read. When others come while the
+// dialog is open, or somebody else decides, it must not go on as if nothing was.
+onUpdate(() => {
+  for (const dialog of document.querySelectorAll("dialog[open]")) {
+    const form = dialog.querySelector("form");
+    const state = opened.get(dialog);
+    if (!state || state.revision === form.dataset.revision) continue;
+    show(form, { message: "The staged rows have changed since you opened this. Go back and read them again." });
+    for (const b of form.querySelectorAll("button:not([data-close])")) b.disabled = true;
+  }
+});
+new MutationObserver((changes) => {
+  for (const change of changes) {
+    for (const gone of change.removedNodes) {
+      if (gone.nodeName === "DIALOG" && gone.open) toast("This request has moved on while you were deciding: it takes no decision now.");
+    }
+  }
+}).observe(document.getElementById("main"), { childList: true });

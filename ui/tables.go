@@ -1,0 +1,224 @@
+package ui
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/labstack/echo/v4"
+
+	"backfill/api"
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+)
+
+// countPart is how many rows a side has.
+type countPart struct {
+	backfill.TableSide
+	Unknown bool
+}
+
+// statePart is a state in words with its shape and tone.
+type statePart struct{ Text, Icon, Tone string }
+
+// tableRow is one table and direction of Table Monitoring.
+type tableRow struct {
+	*backfill.Panel
+	ID       string
+	Diff     *int64 // rows of the source that the receiver's count lacks; nil when not counted
+	Level    int    // the receiver's count in per cent of the source's
+	Capture  statePart
+	Button   button
+	RowsOpen []rowButton
+	Open     bool
+	Toggle   string // the address with this row opened or closed
+	Detail   *tableDetail
+}
+
+type tableDetail struct {
+	Sides      []backfill.TableSide
+	KeyTypes   []string // beside the key's columns, "" where unknown
+	SameLayout bool
+	Layout     []layoutColumn
+	Last       []lastRequest
+}
+
+type layoutColumn struct {
+	Name, Type string
+	Key        bool
+}
+
+// lastRequest is a line of a table's recent requests.
+type lastRequest struct {
+	*backfill.Request
+	Button button
+}
+
+// lastRequests is how many of them an opened row shows.
+const lastRequests = 5
+
+type tablesData struct {
+	Site    string
+	Sides   []sidePart
+	Lag     []lagPart
+	Notices []notice
+	Rows    []tableRow
+	Open    []string
+	Refused string // why this account cannot ask for backfills
+}
+
+func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
+	ctx, name := c.Request().Context(), c.Param("site")
+	site, err := p.service.Site(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	panels, err := p.service.Panels(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	aside, err := p.aside(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	part := p.sitePart(site, panels, aside)
+	d := tablesData{Site: name, Sides: part.Sides, Lag: part.Lag, Notices: p.sideNotices(part.Sides), Open: opened(c.QueryParams()["open"])}
+	for i := range panels {
+		x := &panels[i]
+		row := tableRow{Panel: x, ID: rowID(x), Diff: difference(x), Capture: captureOf(x), Button: panelButton(x, a), RowsOpen: rowButtons(x.OpenRows)}
+		row.Open = slices.Contains(d.Open, row.ID)
+		row.Toggle = "/sites/" + name + toggled(d.Open, row.ID)
+		if row.Diff != nil {
+			row.Level = level(*x.Receiver.Rows, *x.Source.Rows)
+		}
+		if row.Open {
+			if row.Detail, err = p.detail(ctx, x); err != nil {
+				return nil, err
+			}
+		}
+		d.Rows = append(d.Rows, row)
+	}
+	return &view{
+		template: "tables", Title: name, Crumbs: siteCrumbs(name), Tabs: siteTabs(name, "", aside),
+		Events: []string{siteEvents(name)}, Refresh: 15, Data: d,
+	}, nil
+}
+
+func (p *pages) detail(ctx context.Context, x *backfill.Panel) (*tableDetail, error) {
+	d := &tableDetail{Sides: []backfill.TableSide{x.Source, x.Receiver}, SameLayout: x.Source.LayoutID == x.Receiver.LayoutID}
+	for i := range x.Source.Key {
+		typ := ""
+		if i < len(x.Source.KeyTypes) {
+			typ = x.Source.KeyTypes[i]
+		}
+		d.KeyTypes = append(d.KeyTypes, typ)
+	}
+	last, err := p.service.Backfills(ctx, control.RequestFilter{Site: x.Table.Site, Table: x.Table.Name, From: x.Direction.From, Limit: lastRequests})
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range last {
+		d.Last = append(d.Last, lastRequest{r, openButton(r)})
+	}
+	return d, nil
+}
+
+// rowID names a table and direction within a site's page. It is a number, so that
+// it can stand in addresses and ids whatever the table is called.
+func rowID(x *backfill.Panel) string {
+	return strconv.Itoa(int(x.Table.ID)) + "-" + x.Direction.From
+}
+
+// opened are the rows an address has open; one that stands twice was opened and
+// closed again.
+func opened(values []string) []string {
+	var out []string
+	for _, v := range values {
+		if i := slices.Index(out, v); i >= 0 {
+			out = slices.Delete(out, i, i+1)
+		} else {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// toggled is the query with one row opened, or closed when it was open.
+func toggled(open []string, id string) string {
+	next := opened(append(slices.Clone(open), id))
+	if len(next) == 0 {
+		return ""
+	}
+	return "?" + url.Values{"open": next}.Encode()
+}
+
+// difference is how many rows more the source has by its count, or nil.
+func difference(x *backfill.Panel) *int64 {
+	if x.Source.Rows == nil || x.Receiver.Rows == nil {
+		return nil
+	}
+	d := *x.Source.Rows - *x.Receiver.Rows
+	return &d
+}
+
+// level is part of whole in per cent; it is 100 only when nothing lacks.
+func level(part, whole int64) int {
+	if part >= whole {
+		return 100
+	}
+	return int(min(part*100/whole, 99))
+}
+
+func captureOf(x *backfill.Panel) statePart {
+	for _, c := range x.Conditions(true) {
+		if c.Name != "capture" {
+			continue
+		}
+		if !c.OK {
+			return statePart{c.Message, "alert", "bad"}
+		}
+		if !x.Table.Active {
+			break
+		}
+		return statePart{"Healthy", "check", "good"}
+	}
+	return statePart{"Off: the table is not active", "square", "quiet"}
+}
+
+func siteCrumbs(site string) []crumb { return []crumb{{"Sites", "/"}, {site, "/sites/" + site}} }
+
+// siteTabs are the views of a site; a further one is a line here and a page.
+func siteTabs(site, current string, aside int) []tab {
+	base := "/sites/" + site
+	tabs := []tab{{Text: "Tables", Href: base}, {Text: "Queue", Href: base + "/queue"}, {Text: "History", Href: base + "/history"}, {Text: "Audit", Href: base + "/audit"}}
+	for i := range tabs {
+		tabs[i].Current = tabs[i].Href == strings.TrimSuffix(base+"/"+current, "/")
+		if i == 1 && aside > 0 {
+			tabs[i].Count = orMore(aside)
+		}
+	}
+	return tabs
+}
+
+func lower(s string) string {
+	if s == "" {
+		return ""
+	}
+	return strings.ToLower(s[:1]) + s[1:]
+}
+
+// Lacking says in words what the two counts tell.
+func (r *tableRow) Lacking() string {
+	switch {
+	case r.Diff == nil:
+		return "not counted on both sides"
+	case *r.Diff > 0:
+		return fmt.Sprintf("%s has fewer", r.Direction.To)
+	case *r.Diff < 0:
+		return fmt.Sprintf("%s has more", r.Direction.To)
+	}
+	return "counts agree"
+}

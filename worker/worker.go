@@ -1,0 +1,139 @@
+// Package worker says which workflows and activities a role serves, and on which
+// task queue.
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	enumspb "go.temporal.io/api/enums/v1"
+	"go.temporal.io/api/serviceerror"
+	"go.temporal.io/api/workflowservice/v1"
+	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/worker"
+	"go.temporal.io/sdk/workflow"
+	"go.uber.org/zap"
+
+	"backfill/activities"
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+	"backfill/workflows"
+)
+
+// stopTimeout is how long a stopping worker waits for its activities, which end
+// at a page or batch boundary.
+const stopTimeout = 10 * time.Second
+
+// Config is what every role needs.
+type Config struct {
+	Temporal  client.Client
+	Namespace string // default "default"
+	Store     *control.Store
+	PublicURL string // of the web UI, for links in the console; may be empty
+	Log       *zap.Logger
+}
+
+// Control serves all workflows and the activities on the control database until
+// ctx ends.
+func Control(ctx context.Context, cfg Config) error {
+	w := worker.New(cfg.Temporal, workflows.ControlQueue, worker.Options{WorkerStopTimeout: stopTimeout, MaxConcurrentActivityExecutionSize: 200})
+	w.RegisterWorkflowWithOptions(workflows.Backfill, workflow.RegisterOptions{Name: "Backfill"})
+	w.RegisterWorkflowWithOptions(workflows.Sync, workflow.RegisterOptions{Name: "Sync"})
+	w.RegisterWorkflowWithOptions(workflows.Sweep, workflow.RegisterOptions{Name: "Sweep"})
+	w.RegisterActivity(&activities.Control{Store: cfg.Store, Log: cfg.Log, SweepEvery: 5 * time.Second, ReleaseRows: 10_000,
+		StartBackfill: cfg.startBackfill, StartSync: cfg.startSync, Running: cfg.running, Refresh: cfg.refresh})
+	if err := w.Start(); err != nil {
+		return fmt.Errorf("control worker: %w", err)
+	}
+	defer w.Stop()
+	go cfg.startSweep(ctx)
+	<-ctx.Done()
+	return nil
+}
+
+// Agent serves the activities beside one side's database until ctx ends.
+func Agent(ctx context.Context, cfg Config, agent *activities.Agent) error {
+	queue := workflows.AgentQueue(agent.Out.Site, agent.Out.From)
+	w := worker.New(cfg.Temporal, queue, worker.Options{WorkerStopTimeout: stopTimeout, DisableWorkflowWorker: true, MaxConcurrentActivityExecutionSize: 50})
+	w.RegisterActivity(agent.Push)
+	w.RegisterActivity(agent.Apply)
+	w.RegisterActivity(agent.Count)
+	w.RegisterActivity(agent.Walk)
+	w.RegisterActivity(agent.Classify)
+	go agent.Attend(ctx)
+	if err := w.Start(); err != nil {
+		return fmt.Errorf("agent of %s: %w", queue, err)
+	}
+	defer w.Stop()
+	<-ctx.Done()
+	return nil
+}
+
+func (cfg Config) startBackfill(ctx context.Context, r *backfill.Request) error {
+	url := ""
+	if cfg.PublicURL != "" {
+		url = fmt.Sprintf("%s/backfills/%d", cfg.PublicURL, r.ID)
+	}
+	return unlessRunning(workflows.Start(ctx, cfg.Temporal, r, url))
+}
+
+func (cfg Config) startSync(ctx context.Context, site, side string) error {
+	_, err := cfg.Temporal.ExecuteWorkflow(ctx, client.StartWorkflowOptions{ID: workflows.SyncID(site, side), TaskQueue: workflows.ControlQueue,
+		WorkflowExecutionErrorWhenAlreadyStarted: true,
+		StaticSummary:                            fmt.Sprintf("Sync of side %s of %s: push, apply, count", side, site)}, "Sync", workflows.SyncInput{Site: site, Side: side})
+	return unlessRunning(err)
+}
+
+// startSweep starts the sweep, which starts everything else, once the workflow
+// engine can be reached.
+func (cfg Config) startSweep(ctx context.Context) {
+	for ctx.Err() == nil {
+		_, err := cfg.Temporal.ExecuteWorkflow(ctx, client.StartWorkflowOptions{ID: workflows.SweepID, TaskQueue: workflows.ControlQueue,
+			WorkflowExecutionErrorWhenAlreadyStarted: true, StaticSummary: "Compare requests with workflows"}, "Sweep")
+		if unlessRunning(err) == nil {
+			return
+		}
+		cfg.Log.Warn("the sweep could not be started, trying again", zap.Error(err))
+		select {
+		case <-ctx.Done():
+		case <-time.After(2 * time.Second):
+		}
+	}
+}
+
+func unlessRunning(err error) error {
+	var started *serviceerror.WorkflowExecutionAlreadyStarted
+	if errors.As(err, &started) {
+		return nil
+	}
+	return err
+}
+
+func (cfg Config) running(ctx context.Context) (ids []string, err error) {
+	req := &workflowservice.ListWorkflowExecutionsRequest{Namespace: cfg.Namespace, Query: `WorkflowType = "Backfill" AND ExecutionStatus = "Running"`}
+	for {
+		page, err := cfg.Temporal.ListWorkflow(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range page.Executions {
+			if e.Status == enumspb.WORKFLOW_EXECUTION_STATUS_RUNNING {
+				ids = append(ids, e.Execution.WorkflowId)
+			}
+		}
+		if req.NextPageToken = page.NextPageToken; len(req.NextPageToken) == 0 {
+			return ids, nil
+		}
+	}
+}
+
+func (cfg Config) refresh(ctx context.Context, workflowID string) error {
+	err := cfg.Temporal.SignalWorkflow(ctx, workflowID, "", workflows.Refresh, struct{}{})
+	var gone *serviceerror.NotFound
+	if errors.As(err, &gone) {
+		return nil
+	}
+	return err
+}
