@@ -45,6 +45,7 @@ func options() []kong.Option {
 			{Key: "setup", Title: "Set it up:"},
 			{Key: "backfills", Title: "Request, review and release backfills:"},
 			{Key: "look", Title: "See what is sent and who did what:"},
+			{Key: "commands", Title: "Commands:"}, // of a command
 			{Key: "api", Title: "To reach the API:"},
 		}),
 	}
@@ -192,7 +193,7 @@ type workerCmd struct {
 
 // Validate is kong's hook for what a single flag cannot say.
 func (c *workerCmd) Validate() error {
-	if c.Agent != (agentName{}) && c.Database == "" {
+	if !c.Control && c.Agent != (agentName{}) && c.Database == "" {
 		return errors.New("missing flag: --database=DSN, which --agent works on")
 	}
 	return nil
@@ -237,15 +238,15 @@ type setupCmd struct {
 func (c *setupCmd) Run(ctx context.Context, out io.Writer) error { return todo("setup") }
 
 type tokenCmd struct {
-	Create tokenCreateCmd `cmd:"" help:"Make a token and print it, this once. The same name again replaces the token."`
-	List   tokenListCmd   `cmd:"" default:"withargs" help:"List the tokens, revoked ones too."`
-	Revoke tokenRevokeCmd `cmd:"" help:"End a token."`
+	Create tokenCreateCmd `cmd:"" group:"commands" help:"Make a token and print it, this once. The same name again replaces the token."`
+	List   tokenListCmd   `cmd:"" default:"withargs" group:"commands" help:"List the tokens, revoked ones too."`
+	Revoke tokenRevokeCmd `cmd:"" group:"commands" help:"End a token."`
 }
 
 type tokenCreateCmd struct {
 	controlFlag
 	Name string `arg:"" help:"Whose it is; it stands in every record of what is done with it."`
-	Role string `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: ${enum}; each includes the ones before it."`
+	Role string `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: viewer, requester, reviewer or admin; each includes the ones before it."`
 }
 
 func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error { return todo("token create") }

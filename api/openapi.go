@@ -212,51 +212,50 @@ func requestProblem(err error, params map[string]string) error {
 	return invalidInput(fields)
 }
 
-func fieldErrors(name string, re *openapi3filter.RequestError) []backfill.FieldError {
+// fieldErrors walks down to the failures at the bottom: those name a field.
+func fieldErrors(name string, err error) []backfill.FieldError {
+	var several openapi3.MultiError
+	if errors.As(err, &several) {
+		var out []backfill.FieldError
+		for _, err := range several {
+			out = append(out, fieldErrors(name, err)...)
+		}
+		return out
+	}
 	var schema *jsonschema.ValidationError
-	var legacy *openapi3.SchemaError
+	var legacy *openapi3.SchemaError // of schemas that refer to others
 	var parse *openapi3filter.ParseError
 	switch {
-	case errors.As(re, &schema):
-		return leaves(name, schema)
-	case errors.As(re, &legacy):
-		return []backfill.FieldError{{Field: join(name, legacy.JSONPointer()), Message: legacy.Reason}}
-	case errors.As(re, &parse):
+	case errors.As(err, &schema):
+		return schemaErrors(join(name, schema.InstanceLocation...), schema.ErrorKind)
+	case errors.As(err, &legacy):
+		return []backfill.FieldError{{Field: join(name, legacy.JSONPointer()...), Message: legacy.Reason}}
+	case errors.As(err, &parse):
 		return []backfill.FieldError{{Field: name, Message: "is " + parse.Reason}}
 	}
-	return []backfill.FieldError{{Field: name, Message: re.Error()}}
+	return []backfill.FieldError{{Field: name, Message: err.Error()}}
 }
 
 var english = message.NewPrinter(language.English)
 
-// leaves are the failures at the bottom of a tree of them: those that name a field.
-func leaves(name string, e *jsonschema.ValidationError) []backfill.FieldError {
-	if len(e.Causes) > 0 {
-		var out []backfill.FieldError
-		for _, cause := range e.Causes {
-			out = append(out, leaves(name, cause)...)
-		}
-		return out
-	}
-	at := join(name, e.InstanceLocation)
-	var out []backfill.FieldError
-	switch k := e.ErrorKind.(type) {
+func schemaErrors(at string, failed jsonschema.ErrorKind) (out []backfill.FieldError) {
+	switch failed := failed.(type) {
 	case *kind.Required:
-		for _, missing := range k.Missing {
-			out = append(out, backfill.FieldError{Field: join(at, []string{missing}), Message: "is missing"})
+		for _, missing := range failed.Missing {
+			out = append(out, backfill.FieldError{Field: join(at, missing), Message: "is missing"})
 		}
 	case *kind.AdditionalProperties:
-		for _, extra := range k.Properties {
-			out = append(out, backfill.FieldError{Field: join(at, []string{extra}), Message: "is not known here"})
+		for _, extra := range failed.Properties {
+			out = append(out, backfill.FieldError{Field: join(at, extra), Message: "is not known here"})
 		}
 	case *kind.Pattern:
 		out = append(out, backfill.FieldError{Field: at, Message: "holds characters that are not allowed"})
 	default:
-		out = append(out, backfill.FieldError{Field: at, Message: e.ErrorKind.LocalizedString(english)})
+		out = append(out, backfill.FieldError{Field: at, Message: failed.LocalizedString(english)})
 	}
 	return out
 }
 
-func join(name string, path []string) string {
+func join(name string, path ...string) string {
 	return strings.Trim(name+"."+strings.Join(path, "."), ".")
 }

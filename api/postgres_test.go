@@ -1,8 +1,26 @@
 package api
 
-import "context"
+import (
+	"context"
+	"os"
+	"path/filepath"
 
-func startPostgres(context.Context) (stop func(), err error) {
-	dsnOf = func(database string) string { return "host=/tmp/kw port=5999 user=postgres dbname=" + database }
-	return func() {}, nil
+	"backfill/internal/local"
+)
+
+func startPostgres(ctx context.Context) (stop func(), err error) {
+	dir, err := os.MkdirTemp("", "backfill-api-")
+	if err != nil {
+		return nil, err
+	}
+	pg, err := local.StartPostgres(ctx, local.PostgresOptions{Dir: filepath.Join(dir, "pg"), Fast: true})
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	dsnOf = pg.DSN
+	return func() {
+		_ = pg.Stop(context.Background())
+		os.RemoveAll(dir)
+	}, nil
 }

@@ -77,3 +77,20 @@ func TestSites(t *testing.T) {
 	require.Len(t, w.get(control.Viewer, "/api/v1/sites").data(), 2)
 	require.NotNil(t, w.get(control.Viewer, "/api/v1/sites/oak/tables").json["data"], "an empty list, not null")
 }
+
+func TestPutTable(t *testing.T) {
+	w := newWorld(t)
+	const at = "/api/v1/sites/maple/tables/public.lines"
+	a := w.call(control.Admin, "PUT", at, `{}`)
+	require.Equal(t, 422, a.status, "a new table needs captured_from: %s", a.raw)
+	a = w.call(control.Admin, "PUT", at, `{"captured_from":["school"],"apply_order":2}`)
+	require.Equal(t, 200, a.status, "%s", a.raw)
+	require.Equal(t, map[string]any{"create": true, "update": true, "delete": true}, a.json["operations"])
+	a = w.call(control.Admin, "PUT", at, `{"active":false,"delete":false}`)
+	require.Equal(t, 200, a.status, "%s", a.raw)
+	require.Equal(t, false, a.json["active"])
+	require.Equal(t, false, a.json["delete"])
+	require.Equal(t, true, a.json["create"], "what is not given stays")
+	require.Equal(t, []any{"school"}, a.json["captured_from"])
+	require.Equal(t, json.Number("2"), a.json["apply_order"])
+}

@@ -114,6 +114,12 @@ func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c
 	if err := a.needs(control.Admin, "configuring a table"); err != nil {
 		return nil, err
 	}
+	if c.CapturedFrom == nil {
+		// The store takes the sides of a known table from here when they are to stay.
+		if t, err := s.Store.Table(ctx, site, table); err == nil {
+			c.CapturedFrom = t.CapturedFrom
+		}
+	}
 	return s.Store.PutTable(ctx, a.Name, site, table, c)
 }
 

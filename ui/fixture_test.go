@@ -66,6 +66,7 @@ func startDatabases() *databases {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
+	closeBrowser()
 	if started {
 		shared().stop()
 	}

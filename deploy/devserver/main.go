@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -66,10 +67,14 @@ func run(args []string, stdin io.Reader, stdout io.Writer) error {
 		return err
 	}
 	defer srv.stop(10 * time.Second)
-	if err := registerSearchAttributes(ctx, srv.hostPort); err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
+	err = registerSearchAttributes(ctx, srv.hostPort)
+	if err == nil && srv.console != "" {
+		err = retry(ctx, func() error { return connect(ctx, srv.console) })
+	}
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil:
 		return err
 	}
 	fmt.Fprintln(stdout, srv)
@@ -85,4 +90,13 @@ func untilEOF(ctx context.Context, r io.Reader) context.Context {
 		_, _ = io.Copy(io.Discard, r)
 	}()
 	return ctx
+}
+
+// connect reports whether something listens.
+func connect(ctx context.Context, hostPort string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", hostPort)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }

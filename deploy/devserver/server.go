@@ -37,7 +37,7 @@ type options struct {
 
 type server struct {
 	hostPort string // where clients reach the frontend
-	uiURL    string // empty without a console
+	console  string // where browsers reach the console; empty without one
 	temporal temporal.Server
 	ui       *uiserver.Server
 	log      quietLevel
@@ -46,8 +46,8 @@ type server struct {
 // String is the line that tells a parent process that the server is ready.
 func (s *server) String() string {
 	line := "ready: " + s.hostPort
-	if s.uiURL != "" {
-		line += " ui: " + s.uiURL
+	if s.console != "" {
+		line += " ui: http://" + s.console
 	}
 	return line
 }
@@ -111,7 +111,7 @@ func start(opts options) (*server, error) {
 	if console != nil {
 		// It connects when it is made, hence not before the frontend is there.
 		s.ui = newConsole(console, s.hostPort)
-		s.uiURL = "http://" + dialable(console)
+		s.console = dialable(console)
 		go func() { _ = s.ui.Start() }()
 	}
 	return s, nil

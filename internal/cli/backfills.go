@@ -59,7 +59,7 @@ func (c *Request) Run(ctx context.Context, s *session) error {
 	if err != nil || !c.Watch {
 		return err
 	}
-	return s.watch(ctx, b.ID, "review")
+	return s.watch(ctx, b.ID, untilReview)
 }
 
 // keyJSON is a key as the API takes it: JSON as it was given, or else the values
@@ -97,15 +97,20 @@ type List struct {
 	State []string `placeholder:"STATE" help:"In these states only: pending, in_progress, awaiting_review, releasing, finished, rejected, cancelled, failed."`
 }
 
+// Validate is kong's hook for what a flag's type cannot say.
+func (c *List) Validate() error {
+	for i, given := range c.State {
+		c.State[i] = strings.ToUpper(given)
+		if !backfill.State(c.State[i]).Valid() {
+			return fmt.Errorf("--state %s is no state of a request (the state directory is --state-dir here)", given)
+		}
+	}
+	return nil
+}
+
 func (c *List) Run(ctx context.Context, s *session) error {
 	query := filters("site", c.Site, "table", c.Table)
-	for _, given := range c.State {
-		state := backfill.State(strings.ToUpper(given))
-		if !state.Valid() {
-			return usagef("--state %s is no state of a request: use pending, in_progress, awaiting_review, releasing, finished, rejected, cancelled or failed (for the state directory use --state-dir here)", given)
-		}
-		query.Add("state", string(state))
-	}
+	query["state"] = c.State
 	t := s.table("ID", "SITE", "TABLE", "DIRECTION", "STATE", "STAGED", "RELEASED", "REQUESTED", "BY", "NOTE")
 	_, err := list(ctx, s, c.Paging, "/backfills", query, t, func(b Backfill) {
 		table := b.Table

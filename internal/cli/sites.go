@@ -16,9 +16,9 @@ import (
 
 // Site has the commands about sites.
 type Site struct {
-	List SiteList `cmd:"" default:"withargs" help:"List the sites."`
-	Show SiteShow `cmd:"" help:"Show a site: its sides, their agents, and what waits."`
-	Add  SiteAdd  `cmd:"" help:"Record a new site, a pair of databases to keep in sync. Needs role admin."`
+	List SiteList `cmd:"" group:"commands" default:"withargs" help:"List the sites."`
+	Show SiteShow `cmd:"" group:"commands" help:"Show a site: its sides, their agents, and what waits."`
+	Add  SiteAdd  `cmd:"" group:"commands" help:"Record a new site, a pair of databases to keep in sync. Needs role admin."`
 }
 
 // SiteList lists the sites.
@@ -124,9 +124,9 @@ func (c *SiteAdd) Run(ctx context.Context, s *session) error {
 
 // Table has the commands about tables.
 type Table struct {
-	List TableList `cmd:"" default:"withargs" help:"List a site's tables: rows on both sides, what waits, and whether a backfill may be requested."`
-	Show TableShow `cmd:"" help:"Show a table and each condition for a backfill of it."`
-	Set  TableSet  `cmd:"" help:"Add a table to a site, or change how it is kept in sync. Needs role admin."`
+	List TableList `cmd:"" group:"commands" default:"withargs" help:"List a site's tables: rows on both sides, what waits, and whether a backfill may be requested."`
+	Show TableShow `cmd:"" group:"commands" help:"Show a table and each condition for a backfill of it."`
+	Set  TableSet  `cmd:"" group:"commands" help:"Add a table to a site, or change how it is kept in sync. Needs role admin."`
 }
 
 // OneSite is the flag that says which site.
@@ -306,9 +306,9 @@ func (c *TableSet) Run(ctx context.Context, s *session) error {
 
 // Queue has the commands about changes on their way.
 type Queue struct {
-	List  QueueList  `cmd:"" default:"withargs" help:"List the changes that the receiving side has not applied, oldest first."`
-	Retry QueueRetry `cmd:"" help:"Have the receiving side try a change again that it has set aside."`
-	Skip  QueueSkip  `cmd:"" help:"Have the receiving side give up a change that it has set aside. Its row can be backfilled later."`
+	List  QueueList  `cmd:"" group:"commands" default:"withargs" help:"List the changes that the receiving side has not applied, oldest first."`
+	Retry QueueRetry `cmd:"" group:"commands" help:"Have the receiving side try a change again that it has set aside."`
+	Skip  QueueSkip  `cmd:"" group:"commands" help:"Have the receiving side give up a change that it has set aside. Its row can be backfilled later."`
 }
 
 // Changes has the filters of queue and history.

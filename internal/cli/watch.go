@@ -15,8 +15,22 @@ import (
 type Watch struct {
 	Remote
 	ID    int64  `arg:"" help:"The request's number."`
-	Until string `enum:"review,closed," default:"" placeholder:"STATE" help:"When to stop: review (the default: when its rows wait to be read) or closed (the default once they do)."`
+	Until string `placeholder:"STATE" help:"When to stop: review (the default: when its rows wait to be read) or closed (the default once they do)."`
 }
+
+// Validate is kong's hook for what a flag's type cannot say.
+func (c *Watch) Validate() error {
+	if c.Until != "" && c.Until != untilReview && c.Until != untilClosed {
+		return fmt.Errorf("--until %s: use review or closed", c.Until)
+	}
+	return nil
+}
+
+// What watch waits for.
+const (
+	untilReview = "review"
+	untilClosed = "closed"
+)
 
 func (c *Watch) Run(ctx context.Context, s *session) error { return s.watch(ctx, c.ID, c.Until) }
 
@@ -69,14 +83,14 @@ func (s *session) watch(ctx context.Context, n int64, until string) error {
 				continue
 			}
 			b = u.b
+			walked := b.State == backfill.AwaitingReview || b.State == backfill.Releasing
 			if until == "" {
-				until = "review"
-				if b.State == backfill.AwaitingReview || b.State == backfill.Releasing {
-					until = "closed"
+				if until = untilReview; walked {
+					until = untilClosed
 				}
 			}
 			v.show(b, "")
-			if !b.State.Open() || (until == "review" && (b.State == backfill.AwaitingReview || b.State == backfill.Releasing)) {
+			if !b.State.Open() || (until == untilReview && walked) {
 				v.end()
 				return s.outcome(b)
 			}

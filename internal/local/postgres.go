@@ -152,6 +152,9 @@ func (p *Postgres) owns(argv []string) bool {
 	return filepath.Base(argv[0]) == "postgres" && slices.Contains(argv, "cluster_name="+p.tag)
 }
 
+// unfinished is appended to the name of a data directory that is being made.
+const unfinished = ".initdb-unfinished"
+
 // initialize makes a new data directory, under another name until it is complete: what was interrupted is begun anew.
 func (p *Postgres) initialize(ctx context.Context) error {
 	entries, err := os.ReadDir(p.dir)
@@ -165,34 +168,34 @@ func (p *Postgres) initialize(ctx context.Context) error {
 		return p.checkReach(p.dir)
 	}
 
-	unfinished := p.dir + ".new"
-	if err := os.RemoveAll(unfinished); err != nil {
+	dir := p.dir + unfinished
+	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove an unfinished data directory: %w", err)
 	}
-	if err := os.Mkdir(unfinished, 0o700); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		return fmt.Errorf("make data directory: %w", err)
 	}
-	if err := p.account.give(unfinished); err != nil {
+	if err := p.account.give(dir); err != nil {
 		return fmt.Errorf("make data directory: %w", err)
 	}
 	if err := p.writePassword(); err != nil {
 		return err
 	}
-	if err := p.checkReach(unfinished); err != nil {
+	if err := p.checkReach(dir); err != nil {
 		return err
 	}
 	// Text is ordered by bytes, and where the machine has the locale, known as Unicode.
-	out, err := p.initdb(ctx, unfinished, "C.UTF-8")
+	out, err := p.initdb(ctx, dir, "C.UTF-8")
 	if err != nil && strings.Contains(out, "locale") {
-		out, err = p.initdb(ctx, unfinished, "C")
+		out, err = p.initdb(ctx, dir, "C")
 	}
 	if err != nil {
-		return fmt.Errorf("initdb %s: %w; %s", p.dir, err, strings.ReplaceAll(strings.TrimSpace(out), "\n", " | "))
+		return fmt.Errorf("initdb %s: %w; it printed: %s", p.dir, err, strings.ReplaceAll(strings.TrimSpace(out), "\n", " | "))
 	}
 	if err := os.Remove(p.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("replace the empty data directory: %w", err)
 	}
-	if err := os.Rename(unfinished, p.dir); err != nil {
+	if err := os.Rename(dir, p.dir); err != nil {
 		return fmt.Errorf("name the new data directory: %w", err)
 	}
 	return nil

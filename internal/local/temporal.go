@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -177,18 +178,20 @@ func (c Command) args(db string, port, console int, logLevel string) []string {
 	return args
 }
 
-// ready returns when the frontend answers queries by every search attribute.
+// ready returns when the console listens and the frontend answers queries by every search attribute.
 func (t *Temporal) ready(ctx context.Context) error {
 	// A connection refused makes gRPC wait for a second, so it is not tried before something listens.
-	err := t.server.await(ctx, func(ctx context.Context) (bool, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", t.HostPort)
+	for _, addr := range []string{t.HostPort, strings.TrimPrefix(t.ConsoleURL, "http://")} {
+		err := t.server.await(ctx, func(ctx context.Context) (bool, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+			if err != nil {
+				return false, nil
+			}
+			return true, conn.Close()
+		})
 		if err != nil {
-			return false, nil
+			return err
 		}
-		return true, conn.Close()
-	})
-	if err != nil {
-		return err
 	}
 	frontend, err := client.NewLazyClient(client.Options{
 		HostPort: t.HostPort, Namespace: namespace, Logger: quiet(),

@@ -137,7 +137,7 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 		     ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid LIMIT 1)
 		SELECT a.attname::text,
 		       CASE WHEN n.nspname <> 'pg_catalog' THEN quote_ident(n.nspname) ELSE '' END
-		  FROM best, generate_series(0, best.indnkeyatts - 1) k
+		  FROM best CROSS JOIN generate_series(0, best.indnkeyatts - 1) k
 		  JOIN pg_attribute a ON a.attrelid = $1::oid AND a.attnum = best.indkey[k]
 		  JOIN pg_opclass o ON o.oid = best.indclass[k]
 		  JOIN pg_amop m ON m.amopfamily = o.opcfamily AND m.amoplefttype = o.opcintype AND m.amoprighttype = o.opcintype AND m.amopstrategy = 3

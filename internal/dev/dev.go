@@ -1,0 +1,405 @@
+// Package dev is everything in one process: for trying the product out, for
+// working on two databases of one's own, and for tests.
+package dev
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"go.temporal.io/sdk/client"
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+
+	"backfill/activities"
+	"backfill/api"
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+	"backfill/internal/local"
+	"backfill/internal/side"
+	"backfill/ui"
+	"backfill/worker"
+)
+
+// Options say what is given; what is not is started.
+type Options struct {
+	State    string            // directory; everything is kept here and picked up again
+	Listen   string            // host:port of API and web pages
+	Token    string            // to sign in with; "" = the one kept in State, made at the first start
+	Control  string            // connection string; "" = a database in a PostgreSQL of our own
+	Temporal string            // host:port; "" = a development server of our own
+	Site     string            // with Sides
+	From     string            // the side whose changes are sent; "" = the first of SideOrder
+	Sides    map[string]string // connection strings by name; none = the sides of the last start, else a demo
+	// SideOrder are the names of Sides in the order they were given.
+	SideOrder []string
+	Tables    []string // schema.table
+	Cycle     time.Duration
+	Demo      bool
+	Verbose   bool
+}
+
+// environment is what a run has put together, in the order it is taken apart.
+type environment struct {
+	Options
+	log      *zap.Logger
+	out      io.Writer
+	postgres *local.Postgres
+	temporal *local.Temporal
+	console  string
+	store    *control.Store
+	client   client.Client
+	agents   []*activities.Agent
+	sides    []*side.DB
+	url      string
+	demo     *demo
+}
+
+// Run serves until ctx ends, then stops everything in order. It prints "ready:
+// URL" and the token once all answers.
+func Run(ctx context.Context, o Options, out io.Writer) (err error) {
+	if err := os.MkdirAll(o.State, 0o700); err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	e := &environment{Options: o, out: out}
+	if e.log, err = newLog(o.State, o.Verbose); err != nil {
+		return err
+	}
+	// The port first: when it is taken nothing else need be started.
+	listener, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w: choose another address with --listen", o.Listen, errors.Unwrap(err))
+	}
+	defer listener.Close()
+	e.url = "http://" + reachable(listener.Addr().String())
+	defer func() { err = errors.Join(err, e.stop()) }()
+	if err := e.start(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // asked to stop while starting
+		}
+		return err
+	}
+	return e.serve(ctx, listener)
+}
+
+func (e *environment) say(format string, args ...any) { fmt.Fprintf(e.out, format+"\n", args...) }
+
+func (e *environment) start(ctx context.Context) error {
+	if err := e.recall(); err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context) error{e.startPostgres, e.startTemporal, e.openControl, e.openSides, e.configure} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *environment) startPostgres(ctx context.Context) (err error) {
+	if e.Control != "" && !e.Demo {
+		return nil
+	}
+	e.say("starting PostgreSQL")
+	e.postgres, err = local.StartPostgres(ctx, local.PostgresOptions{Dir: filepath.Join(e.State, "postgres")})
+	if err != nil || e.Control != "" {
+		return err
+	}
+	e.Control = e.postgres.DSN("control")
+	return e.postgres.CreateDatabase(ctx, "control")
+}
+
+func (e *environment) startTemporal(ctx context.Context) (err error) {
+	if e.Temporal == "" {
+		e.say("starting Temporal")
+		if e.temporal, err = local.StartTemporal(ctx, local.TemporalOptions{Dir: filepath.Join(e.State, "temporal")}); err != nil {
+			return err
+		}
+		e.Temporal, e.console = e.temporal.HostPort, e.temporal.ConsoleURL
+	}
+	// Lazy: a Temporal that is away now is waited for by what needs it.
+	e.client, err = client.NewLazyClient(client.Options{HostPort: e.Temporal, Logger: worker.Logger(e.log.Named("temporal"))})
+	return err
+}
+
+func (e *environment) openControl(ctx context.Context) (err error) {
+	if _, err := control.Migrate(ctx, e.Control); err != nil {
+		return err
+	}
+	if e.store, err = control.Open(ctx, e.Control); err != nil {
+		return err
+	}
+	if err := e.settleToken(); err != nil {
+		return err
+	}
+	return e.store.PutToken(ctx, "dev", "dev", control.Admin, e.Token)
+}
+
+// settleToken takes the token given, else the one of the last start, else a new one.
+func (e *environment) settleToken() error {
+	path := filepath.Join(e.State, "token")
+	if e.Token == "" {
+		kept, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("token: %w", err)
+		}
+		e.Token = strings.TrimSpace(string(kept))
+	}
+	if e.Token == "" {
+		e.Token = control.NewSecret()
+	}
+	return writeSecret(path, e.Token+"\n")
+}
+
+func (e *environment) openSides(ctx context.Context) error {
+	if e.Demo {
+		e.demo = &demo{postgres: e.postgres, log: e.log}
+		if err := e.demo.prepare(ctx, e.say); err != nil {
+			return fmt.Errorf("demo site: %w", err)
+		}
+		e.Site, e.From, e.SideOrder, e.Tables = "maple", "school", []string{"school", "central"}, demoTables
+		e.Sides = map[string]string{"school": e.demo.agentDSN("school"), "central": e.demo.agentDSN("central")}
+	}
+	for _, name := range e.SideOrder {
+		db, err := side.Open(ctx, e.Site, name, e.Sides[name])
+		if err != nil {
+			return err
+		}
+		e.sides = append(e.sides, db)
+	}
+	return e.remember()
+}
+
+// configure makes the site and tables known, sets both sides up, and counts the
+// tables once, so that the first page shows figures.
+func (e *environment) configure(ctx context.Context) error {
+	if e.From == "" {
+		e.From = e.SideOrder[0]
+	}
+	_, err := e.store.Site(ctx, e.Site)
+	if backfill.CodeOf(err) == backfill.NotFound {
+		err = e.store.CreateSite(ctx, "dev", e.Site, [2]string(e.SideOrder))
+	}
+	if err != nil {
+		return err
+	}
+	if err := e.configureTables(ctx); err != nil {
+		return err
+	}
+	tables, err := e.store.Tables(ctx, e.Site)
+	if err != nil {
+		return err
+	}
+	for _, db := range e.sides {
+		steps, err := db.SetupSteps(ctx, tables, "")
+		if err != nil {
+			return err
+		}
+		if err := db.Setup(ctx, steps); err != nil {
+			return err
+		}
+		host, _ := os.Hostname()
+		agent, err := activities.NewAgent(ctx, e.store, db, fmt.Sprintf("%s/%d", host, os.Getpid()),
+			activities.Settings{Cycle: e.Cycle, CountEvery: 5 * time.Second})
+		if err != nil {
+			return err
+		}
+		if err := agent.CountNow(ctx); err != nil {
+			return err
+		}
+		e.agents = append(e.agents, agent)
+	}
+	return nil
+}
+
+// configureTables adds the tables that are not known yet; what an admin has
+// changed since the first start stays.
+func (e *environment) configureTables(ctx context.Context) error {
+	from := e.sides[0]
+	if from.Side != e.From {
+		from = e.sides[1]
+	}
+	order, err := from.ProposeOrder(ctx, e.Tables)
+	if err != nil {
+		return fmt.Errorf("side %s: %w", e.From, err)
+	}
+	for _, name := range e.Tables {
+		if _, err := e.store.Table(ctx, e.Site, name); err == nil {
+			continue
+		} else if backfill.CodeOf(err) != backfill.NotFound {
+			return err
+		}
+		at := order[name]
+		if _, err := e.store.PutTable(ctx, "dev", e.Site, name, control.TableChange{CapturedFrom: []string{e.From}, ApplyOrder: &at}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *environment) serve(ctx context.Context, l net.Listener) error {
+	auth := api.NewAuth(e.store.Account)
+	service := &api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}
+	server := api.New(api.Config{Service: service, Auth: auth, Log: e.log.Named("api"),
+		Extra: func(r *echo.Echo) { ui.Mount(r, service, ui.Options{Auth: auth}) }})
+	cfg := worker.Config{Temporal: e.client, Store: e.store, PublicURL: e.url, Log: e.log.Named("worker")}
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return server.Serve(ctx, l) })
+	g.Go(func() error { return e.keep(ctx, "control worker", func() error { return worker.Control(ctx, cfg) }) })
+	for _, a := range e.agents {
+		g.Go(func() error {
+			return e.keep(ctx, "agent of "+a.Out.From, func() error { return worker.Agent(ctx, cfg, a) })
+		})
+	}
+	if e.demo != nil {
+		g.Go(func() error { return e.demo.write(ctx) })
+	}
+	g.Go(func() error {
+		file, err := json.Marshal(map[string]string{"api": e.url, "token": e.Token})
+		if err != nil {
+			return err
+		}
+		if err := writeSecret(filepath.Join(e.State, "client.json"), string(file)+"\n"); err != nil {
+			return err
+		}
+		e.say("ready: %s", e.url)
+		e.say("token: %s", e.Token)
+		e.say("sign in: %s/signin?token=%s", e.url, e.Token)
+		if e.console != "" {
+			e.say("console: %s", e.console)
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// keep starts a worker again while Temporal is away.
+func (e *environment) keep(ctx context.Context, what string, run func() error) error {
+	for {
+		err := run()
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		e.log.Warn("Temporal is away, trying again", zap.String("for", what), zap.Error(err))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+// stop takes apart what start put together, in the opposite order.
+func (e *environment) stop() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if e.client != nil {
+		e.client.Close()
+	}
+	for _, db := range e.sides {
+		db.Close()
+	}
+	if e.store != nil {
+		e.store.Disconnect()
+	}
+	if e.temporal != nil {
+		err = errors.Join(err, e.temporal.Stop(ctx))
+	}
+	if e.postgres != nil {
+		err = errors.Join(err, e.postgres.Stop(ctx))
+	}
+	_ = e.log.Sync() // a console cannot be synced, which is no loss
+	return err
+}
+
+// remembered is what the next start without flags goes on with.
+type remembered struct {
+	Site, From string
+	Sides      map[string]string
+	SideOrder  []string
+	Tables     []string
+	Demo       bool
+}
+
+func (e *environment) recall() error {
+	if len(e.Sides) > 0 {
+		if e.Site == "" {
+			e.Site = "site"
+		}
+		return nil
+	}
+	if e.Demo {
+		return nil
+	}
+	file, err := os.ReadFile(filepath.Join(e.State, "dev.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		e.Demo = true
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	var r remembered
+	if err := json.Unmarshal(file, &r); err != nil {
+		return fmt.Errorf("dev.json in the state directory is damaged: %w", err)
+	}
+	e.Site, e.From, e.Sides, e.SideOrder, e.Tables, e.Demo = r.Site, r.From, r.Sides, r.SideOrder, r.Tables, r.Demo
+	return nil
+}
+
+func (e *environment) remember() error {
+	r := remembered{Site: e.Site, From: e.From, Sides: e.Sides, SideOrder: e.SideOrder, Tables: e.Tables, Demo: e.Demo}
+	file, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeSecret(filepath.Join(e.State, "dev.json"), string(file)+"\n")
+}
+
+// writeSecret replaces a file whole, readable by its owner only.
+func writeSecret(path, content string) error {
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, []byte(content), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// reachable is an address a browser on this machine can open.
+func reachable(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// newLog writes to a file in the state directory, and to standard error too when
+// asked.
+func newLog(state string, verbose bool) (*zap.Logger, error) {
+	cfg := zap.NewProductionConfig()
+	cfg.OutputPaths = []string{filepath.Join(state, "backfill.log")}
+	cfg.ErrorOutputPaths = cfg.OutputPaths
+	cfg.DisableStacktrace = true
+	cfg.Level.SetLevel(zap.InfoLevel)
+	if verbose {
+		cfg.OutputPaths = append(cfg.OutputPaths, "stderr")
+	}
+	log, err := cfg.Build()
+	if err != nil {
+		return nil, fmt.Errorf("log file: %w", err)
+	}
+	return log, nil
+}

@@ -1,0 +1,74 @@
+package ui_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+)
+
+var screenshots = flag.String("screenshots", "", "write pictures of every page to this directory")
+
+// TestScreenshots draws every page, narrow and wide, light and dark:
+//
+//	go test ./ui -run TestScreenshots -args -screenshots docs/img
+func TestScreenshots(t *testing.T) {
+	if *screenshots == "" {
+		t.Skip("no -screenshots DIR")
+	}
+	require.NoError(t, os.MkdirAll(*screenshots, 0o755))
+	w := newWorld(t)
+	review, rejected := w.request("public.students", backfill.AwaitingReview), w.request("public.enrollments", backfill.Rejected)
+	ready := `document.querySelector(".tail") === null || document.querySelector(".window .r .swatch") !== null || document.querySelector(".tail").dataset.text.startsWith("No rows")`
+	for _, p := range []struct {
+		name, path string
+		act        string
+	}{
+		{name: "sites", path: "/"},
+		{name: "tables", path: "/sites/maple"},
+		{name: "table-open", path: "/sites/maple?open=3-school"},
+		{name: "ask", path: "/sites/maple", act: `document.querySelector('[data-dialog=ask]').click()`},
+		{name: "review", path: fmt.Sprintf("/backfills/%d", review)},
+		{name: "review-overwrite", path: fmt.Sprintf("/backfills/%d?effect=overwrite", review), act: `document.querySelector('.window .r').focus()`},
+		{name: "approve", path: fmt.Sprintf("/backfills/%d", review), act: `document.querySelector('#approve').click()`},
+		{name: "review-row", path: fmt.Sprintf("/backfills/%d", w.request("public.guardians", backfill.AwaitingReview))},
+		{name: "walking", path: fmt.Sprintf("/backfills/%d", w.request("public.attendance", backfill.InProgress))},
+		{name: "pending", path: fmt.Sprintf("/backfills/%d", w.request("public.rooms", backfill.Pending))},
+		{name: "releasing", path: fmt.Sprintf("/backfills/%d", w.request("public.teachers", backfill.Releasing))},
+		{name: "finished", path: fmt.Sprintf("/backfills/%d", w.request("public.enrollments", backfill.Finished))},
+		{name: "rejected", path: fmt.Sprintf("/backfills/%d", rejected)},
+		{name: "failed", path: fmt.Sprintf("/backfills/%d", w.request("public.enrollments", backfill.Failed))},
+		{name: "queue", path: "/sites/maple/queue"},
+		{name: "history", path: "/sites/maple/history"},
+		{name: "audit", path: "/sites/maple/audit"},
+		{name: "missing", path: "/backfills/99999"},
+	} {
+		b := w.open(adminToken, p.path)
+		for _, scheme := range []string{"light", "dark"} {
+			for _, width := range []int64{1280, 360} {
+				height := map[int64]int64{1280: 860, 360: 740}[width]
+				b.scheme(scheme)
+				b.do(chromedp.EmulateViewport(width, height), chromedp.Navigate(w.url+p.path))
+				b.until(ready)
+				if p.act != "" {
+					eval[any](b, p.act+", null")
+				}
+				b.until(`document.getAnimations().length === 0`)
+				b.picture(filepath.Join(*screenshots, fmt.Sprintf("%s-%d-%s.png", p.name, width, scheme)))
+				require.LessOrEqual(t, eval[int](b, `document.documentElement.scrollWidth - innerWidth`), 0, "%s scrolls sideways at %d", p.path, width)
+			}
+		}
+		if p.name != "missing" { // whose status the browser reports as an error
+			b.clean()
+		}
+	}
+	b := w.open("", "/signin")
+	b.do(chromedp.EmulateViewport(1280, 860))
+	b.picture(filepath.Join(*screenshots, "signin-1280-light.png"))
+}
