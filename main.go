@@ -102,10 +102,10 @@ type devCmd struct {
 	Token    string        `env:"BACKFILL_TOKEN" placeholder:"TOKEN" help:"The token to sign in with. Default: a new one, kept in the state directory."`
 	Control  string        `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of a control database. Default: a PostgreSQL server of its own is started from the machine's binaries."`
 	Temporal string        `env:"BACKFILL_TEMPORAL" placeholder:"HOST:PORT" help:"Where Temporal's frontend is. Default: a development server is started."`
-	Site     string        `placeholder:"NAME" help:"With --side: what to call the pair of databases."`
-	Side     []namedDSN    `sep:"none" placeholder:"NAME=DSN" help:"Work on your own databases: the name and the connection string of one of the two; give it twice. Default: a demo site."`
+	Site     string        `placeholder:"NAME" help:"With --side: what to call the pair of databases. Default: site."`
+	Side     []namedDSN    `sep:"none" placeholder:"NAME=DSN" help:"Work on your own databases: the name and the connection string of one of the two; give it twice. Default: what it worked on before in this state directory, else a demo site."`
 	Table    []string      `sep:"none" placeholder:"TABLE" help:"With --side: a table to keep in sync, as schema.table; may be repeated."`
-	From     string        `placeholder:"SIDE" help:"With --side: the side whose changes are sent."`
+	From     string        `placeholder:"SIDE" help:"With --side: the side whose changes are sent. Default: the first."`
 	Cycle    time.Duration `default:"500ms" placeholder:"DURATION" help:"How long an idle agent waits between two cycles (${default})."`
 	Demo     bool          `help:"Make the demo site: history missing on one side, and a writer that keeps changing rows."`
 	logFlags
@@ -113,7 +113,7 @@ type devCmd struct {
 
 func (*devCmd) Help() string {
 	return `Without --side it makes a demo site to play with. With --side it works on your own two databases: it sets capture up
-on them, configures the tables and counts their rows.
+on them, configures the tables and counts their rows. Started again on the same state directory it goes on with what it had.
 
 It prints "ready: URL" and the token when everything answers. On the same machine, other commands find both by themselves.`
 }
@@ -131,10 +131,6 @@ func (c *devCmd) Validate() error {
 		return errors.New("a site has two sides with different names: give --side NAME=DSN twice")
 	case c.Demo:
 		return errors.New("--demo makes databases of its own: leave out --side or --demo")
-	case c.Site == "":
-		return errors.New("missing flag: --site=NAME, what to call the pair of databases")
-	case len(c.Table) == 0:
-		return errors.New("missing flag: --table=TABLE, a table to keep in sync")
 	case c.From != "" && c.From != c.Side[0].Name && c.From != c.Side[1].Name:
 		return fmt.Errorf("--from=%s is neither %s nor %s", c.From, c.Side[0].Name, c.Side[1].Name)
 	}

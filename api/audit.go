@@ -1,10 +1,21 @@
 package api
 
 import (
+	"context"
+
 	"github.com/labstack/echo/v4"
 
 	"backfill/internal/control"
 )
+
+// Audit lists what was decided and configured, newest first, entries with an id
+// below before (0: from the newest); site "" means all.
+func (s *Service) Audit(ctx context.Context, site string, before int64, limit int) ([]control.AuditEntry, error) {
+	if _, err := s.resolve(ctx, site, "", ""); err != nil {
+		return nil, err
+	}
+	return s.Store.Audit(ctx, site, before, limit)
+}
 
 func (s *Server) listAudit(c echo.Context) error {
 	before, err := positionOf(c)

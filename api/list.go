@@ -13,6 +13,14 @@ import (
 	"backfill/internal/backfill"
 )
 
+// cut drops what was read beyond limit only to learn that there is more.
+func cut[T any](list []T, limit int) ([]T, bool) {
+	if len(list) > limit {
+		return list[:limit], true
+	}
+	return list, false
+}
+
 const defaultLimit = 100
 
 // page is one page of a list.

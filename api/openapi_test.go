@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"backfill/internal/control"
 )
 
 // The routes and the document name the same methods and paths.
@@ -42,4 +44,17 @@ func TestProblemsAreInTheDocument(t *testing.T) {
 		known = append(known, "urn:backfill:problem:"+kind)
 	}
 	require.ElementsMatch(t, listed, known)
+}
+
+func TestMetrics(t *testing.T) {
+	w := newWorld(t)
+	w.get(control.Viewer, "/api/v1/backfills/1")
+	w.get(control.Viewer, "/api/v1/no/such/address")
+	w.call(control.Viewer, "BREW", "/api/v1/sites", "")
+	text := string(w.get("", "/metrics").raw)
+	require.Contains(t, text, `backfill_http_request_duration_seconds_count{method="GET",route="/api/v1/backfills/:id",status="404"} 1`)
+	require.Contains(t, text, `backfill_http_event_streams 0`)
+	for _, theirs := range []string{"BREW", "no/such", "backfills/1"} {
+		require.NotContains(t, text, theirs, "a client must not make up labels")
+	}
 }

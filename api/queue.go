@@ -11,6 +11,67 @@ import (
 	"backfill/internal/control"
 )
 
+// Entry is one change in the queue or in history, and the columns of its row.
+type Entry struct {
+	control.Entry
+	Columns []string // nil when the change carries no row
+}
+
+// Queue lists the changes of a site that the receiver has not applied, oldest first.
+func (s *Service) Queue(ctx context.Context, f control.EntryFilter) ([]Entry, error) {
+	return s.entries(ctx, f, s.Store.Queue)
+}
+
+// History lists the acknowledged changes of a site, newest first.
+func (s *Service) History(ctx context.Context, f control.EntryFilter) ([]Entry, error) {
+	return s.entries(ctx, f, s.Store.History)
+}
+
+func (s *Service) entries(ctx context.Context, f control.EntryFilter,
+	list func(context.Context, control.EntryFilter) ([]control.Entry, error)) ([]Entry, error) {
+	var err error
+	if f.Table, err = s.resolve(ctx, f.Site, f.Table, f.From); err != nil {
+		return nil, err
+	}
+	all, err := list(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Entry, len(all))
+	for i, e := range all {
+		out[i].Entry = e
+		if e.Row == nil || e.LayoutID == 0 {
+			continue
+		}
+		l, err := s.layout(ctx, e.LayoutID)
+		if err != nil {
+			return nil, err
+		}
+		out[i].Columns = columnNames(l)
+	}
+	return out, nil
+}
+
+// Retry asks the receiving agent to try a change again that it has set aside.
+func (s *Service) Retry(ctx context.Context, a Account, site string, seq int64) error {
+	return s.wish(ctx, a, site, seq, "retry", "retrying a change")
+}
+
+// Skip asks the receiving agent to give up a change that it has set aside.
+func (s *Service) Skip(ctx context.Context, a Account, site string, seq int64) error {
+	return s.wish(ctx, a, site, seq, "skip", "skipping a change")
+}
+
+func (s *Service) wish(ctx context.Context, a Account, site string, seq int64, wish, what string) error {
+	if err := a.needs(control.Reviewer, what); err != nil {
+		return err
+	}
+	if _, err := s.Store.Site(ctx, site); err != nil {
+		return err
+	}
+	return s.Store.Wish(ctx, site, seq, wish, a.Name)
+}
+
 type entryJSON struct {
 	Seq       int64        `json:"seq"`
 	Table     string       `json:"table"`

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 
@@ -9,7 +10,45 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
+	"backfill/internal/row"
 )
+
+// Rows is a page of a request's staged rows.
+type Rows struct {
+	Revision int64       // of the staged set, what a decision is bound to
+	Layout   *row.Layout // of Row and Receiver; nil when there are no rows
+	Rows     []control.StagedRow
+	More     bool // there are rows after the last of these
+}
+
+// Columns names the columns of Row and Receiver in order.
+func (r *Rows) Columns() []string {
+	if r.Layout == nil {
+		return nil
+	}
+	return columnNames(r.Layout)
+}
+
+// Rows returns up to limit staged rows after position after, in key order; effect
+// "" means all.
+func (s *Service) Rows(ctx context.Context, id int64, effect backfill.Effect, after int64, limit int) (*Rows, error) {
+	// The revision is read before the rows: rows that change in between make a
+	// decision on it a Conflict, never a decision on rows that nobody saw.
+	r, err := s.Store.Request(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	out := &Rows{Revision: r.Revision}
+	if r.LayoutID == 0 {
+		return out, nil
+	}
+	if out.Layout, err = s.layout(ctx, r.LayoutID); err != nil {
+		return nil, err
+	}
+	out.Rows, err = s.Store.StagedRows(ctx, id, effect, after, limit+1)
+	out.Rows, out.More = cut(out.Rows, limit)
+	return out, err
+}
 
 // rowJSON is a row as an object by column, in the order of the columns; values are
 // PostgreSQL's text, or null.

@@ -99,12 +99,22 @@ func updateError(err error) error {
 		switch app.Type() {
 		case workflows.ErrConflict, workflows.ErrInvalid, workflows.ErrNotFound, workflows.ErrRefused:
 			return &backfill.Error{Code: backfill.Code(app.Type()), Message: app.Message()}
+		case endedMeanwhile:
+			return unanswered(err)
 		}
 		return err
 	case errors.As(err, &none):
 		return &backfill.Error{Code: backfill.Unavailable, Cause: errors.Join(errNoRun, err),
 			Message: "the run has not started yet: nothing was decided, try again"}
 	}
+	return unanswered(err)
+}
+
+// endedMeanwhile is the server's type of error when a run ended with an update
+// accepted and not answered.
+const endedMeanwhile = "AcceptedUpdateCompletedWorkflow"
+
+func unanswered(err error) error {
 	return &backfill.Error{Code: backfill.Unavailable, Cause: err,
 		Message: "the run did not answer in time: read the request again to see whether this was taken"}
 }

@@ -31,6 +31,7 @@ func TestUpdateErrors(t *testing.T) {
 		{app(workflows.ErrNotFound), backfill.NotFound, "request 1 is FINISHED", false},
 		{app(workflows.ErrRefused), backfill.Refused, "request 1 is FINISHED", false},
 		{app("panic"), "", "", false},
+		{app(endedMeanwhile), backfill.Unavailable, "read the request again", false},
 		{serviceerror.NewNotFound("workflow not found"), backfill.Unavailable, "nothing was decided", true},
 		{context.DeadlineExceeded, backfill.Unavailable, "read the request again", false},
 		{serviceerror.NewUnavailable("connection lost"), backfill.Unavailable, "read the request again", false},

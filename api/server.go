@@ -17,13 +17,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 )
 
 // Config is what a Server needs.
 type Config struct {
 	Service *Service
-	Auth    *Auth
-	Log     *zap.Logger
+	// Auth tells accounts. Default: by the service's store. Pages mounted by Extra
+	// share it, so that they agree about who is signed in.
+	Auth *Auth
+	Log  *zap.Logger
 	// Registry is what /metrics shows. Default: a new one, with this server's figures only.
 	Registry *prometheus.Registry
 	// Extra mounts more routes, such as the web pages. Default: none.
@@ -70,6 +73,9 @@ func New(cfg Config) *Server {
 		}, []string{"method", "route", "status"}),
 		streams: prometheus.NewGauge(prometheus.GaugeOpts{Name: "backfill_http_event_streams", Help: "Open event streams."}),
 		closing: make(chan struct{}),
+	}
+	if s.auth == nil {
+		s.auth = NewAuth(cfg.Service.Store.Account)
 	}
 	registry := cfg.Registry
 	if registry == nil {
@@ -139,49 +145,42 @@ func echoPath(path string) string { return pathParameter.ReplaceAllString(path, 
 // Handler answers the requests; without Serve, streams see changes by polling only.
 func (s *Server) Handler() http.Handler { return s.echo }
 
-// Serve answers on a listener until ctx ends, then lets running requests finish,
-// ends streams, and returns nil.
+// Serve answers on a listener until ctx ends, then ends streams, lets running
+// requests finish, and returns nil. It is called once.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	log, err := zap.NewStdLogAt(s.log, zap.DebugLevel)
 	if err != nil {
 		return err
 	}
+	base := context.WithoutCancel(ctx)
 	server := &http.Server{
 		Handler: s.echo, ErrorLog: log, MaxHeaderBytes: maxHeader,
 		ReadHeaderTimeout: readTimeout / 3, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 		// Requests that run when ctx ends are finished, not cut off.
-		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+		BaseContext: func(net.Listener) context.Context { return base },
 	}
-	hubDone := make(chan struct{})
-	hubCtx, stopHub := context.WithCancel(ctx)
-	go func() {
-		defer close(hubDone)
-		s.hub.run(hubCtx)
-	}()
-	drained := make(chan struct{})
-	served := make(chan struct{})
-	go func() {
-		defer close(drained)
-		select {
-		case <-ctx.Done():
-		case <-served:
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		s.hub.run(ctx)
+		return nil
+	})
+	g.Go(func() error {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
 		}
+		return nil
+	})
+	g.Go(func() error {
+		<-ctx.Done()
 		close(s.closing)
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainWithin)
 		defer cancel()
 		if server.Shutdown(limit) != nil {
 			server.Close()
 		}
-	}()
-	err = server.Serve(l)
-	close(served)
-	stopHub()
-	<-drained
-	<-hubDone
-	if errors.Is(err, http.ErrServerClosed) {
 		return nil
-	}
-	return err
+	})
+	return g.Wait()
 }
 
 // observe gives a request its id, logs and measures it, and turns a panic into an
@@ -205,8 +204,7 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 			}
 			took, status := time.Since(start), c.Response().Status
 			if c.Response().Header().Get(echo.HeaderContentType) != eventStream {
-				// An unknown path has no route: its label must not be the client's to choose.
-				s.took.WithLabelValues(r.Method, c.Path(), strconv.Itoa(status)).Observe(took.Seconds())
+				s.took.WithLabelValues(methodLabel(r.Method), c.Path(), strconv.Itoa(status)).Observe(took.Seconds())
 			}
 			// Neither query nor headers: both may hold what is not the log's business.
 			s.log.Info("http", zap.String("method", r.Method), zap.String("path", r.URL.Path), zap.Int("status", status),
@@ -215,6 +213,16 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 		}()
 		return next(c)
 	}
+}
+
+// methodLabel keeps clients from making up labels. The route's label is safe: it
+// is the pattern, not the path.
+func methodLabel(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodHead, http.MethodOptions, http.MethodPatch:
+		return method
+	}
+	return "other"
 }
 
 var goodID = regexp.MustCompile(`^[A-Za-z0-9_-]{8,64}$`)

@@ -1,11 +1,57 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"time"
 
 	"github.com/labstack/echo/v4"
+
+	"backfill/internal/control"
 )
+
+// Site is a site and what waits in each direction.
+type Site struct {
+	control.Site
+	Lag []control.Lag
+}
+
+// Sites lists all sites by name.
+func (s *Service) Sites(ctx context.Context) ([]Site, error) {
+	all, err := s.Store.Sites(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Site, len(all))
+	for i := range all {
+		out[i].Site = all[i]
+		if out[i].Lag, err = s.Store.Lag(ctx, all[i].Name); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Site returns one site, or NotFound.
+func (s *Service) Site(ctx context.Context, name string) (*Site, error) {
+	site, err := s.Store.Site(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	lag, err := s.Store.Lag(ctx, name)
+	return &Site{Site: *site, Lag: lag}, err
+}
+
+// CreateSite records a site and its two sides.
+func (s *Service) CreateSite(ctx context.Context, a Account, name string, sides [2]string) (*Site, error) {
+	if err := a.needs(control.Admin, "creating a site"); err != nil {
+		return nil, err
+	}
+	if err := s.Store.CreateSite(ctx, a.Name, name, sides); err != nil {
+		return nil, err
+	}
+	return s.Site(ctx, name)
+}
 
 type siteJSON struct {
 	Name      string     `json:"name"`

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"time"
 
@@ -9,6 +10,30 @@ import (
 	"backfill/internal/backfill"
 	"backfill/internal/control"
 )
+
+// Panels returns what is known of each table and direction of a site.
+func (s *Service) Panels(ctx context.Context, site string) ([]backfill.Panel, error) {
+	return s.Store.Panels(ctx, site)
+}
+
+// Panel returns what is known of one table and direction, or NotFound.
+func (s *Service) Panel(ctx context.Context, site, table, from string) (*backfill.Panel, error) {
+	return s.Store.Panel(ctx, site, table, from)
+}
+
+// PutTable adds or changes a table's configuration.
+func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c control.TableChange) (*backfill.Table, error) {
+	if err := a.needs(control.Admin, "configuring a table"); err != nil {
+		return nil, err
+	}
+	if c.CapturedFrom == nil {
+		// The store takes the sides of a known table from here when they are to stay.
+		if t, err := s.Store.Table(ctx, site, table); err == nil {
+			c.CapturedFrom = t.CapturedFrom
+		}
+	}
+	return s.Store.PutTable(ctx, a.Name, site, table, c)
+}
 
 type operationsJSON struct {
 	Create bool `json:"create"`

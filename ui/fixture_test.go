@@ -91,11 +91,12 @@ const (
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	if _, err := local.FindPostgres(); err != nil {
+		t.Skipf("the pages are not tested: %v", err)
+	}
 	started = true
 	d := shared()
-	if d.err != nil {
-		t.Skipf("no PostgreSQL to test the pages on: %v", d.err)
-	}
+	require.NoError(t, d.err)
 	ctx := t.Context()
 	d.mu.Lock()
 	d.next++
@@ -256,7 +257,11 @@ func fill(ctx context.Context, dsn string) error {
 			return fmt.Errorf("%w in %.200s", err, statement)
 		}
 	}
-	return nil
+	// A few decisions for the audit.
+	if _, err := store.PutTable(ctx, "ada", "maple", "public.grades", control.TableChange{Active: new(false), CapturedFrom: []string{"school"}}); err != nil {
+		return err
+	}
+	return store.Wish(ctx, "maple", 373, "retry", "grace")
 }
 
 var fillSQL = []string{`
@@ -341,14 +346,19 @@ var fillSQL = []string{`
 	       (7 + n % 6)::text || chr(65 + (n % 4)::int), (date '2008-01-01' + (n % 2400)::int)::text,
 	       CASE WHEN n % 7 = 0 THEN NULL ELSE 's' || k || '@maple.example' END, (timestamptz '2024-08-20 08:00:00+00' + n * interval '37 seconds')::text,
 	       (n % 1000 / 7.0)::numeric(10,2)::text, CASE WHEN n = 2 THEN repeat('A long note about the bus. ', 400) WHEN n % 11 = 0 THEN 'leaves early on Fridays' END,
-	       CASE WHEN n % 13 = 0 THEN 'f' ELSE 't' END], CASE WHEN n % 97 = 0 THEN 1 END
+	       CASE WHEN n % 13 = 0 THEN 'f' ELSE 't' END], CASE WHEN n % 230 = 5 AND t.name = 'public.teachers' THEN 1 END
 	  FROM backfill_control.request r JOIN backfill_control.table_config t ON t.id = r.table_id,
 	       LATERAL (SELECT n, CASE r.mode WHEN 'row' THEN 48211 ELSE n + 64230 END AS k FROM generate_series(1, r.staged) n) g
-	 WHERE t.name = 'public.students' OR r.mode = 'row' OR r.state = 'REJECTED'`, `
+	 WHERE t.name IN ('public.students', 'public.teachers') OR r.mode = 'row' OR r.state = 'REJECTED'`, `
+	INSERT INTO backfill_control.staged (request_id, n, snap, key, row)
+	SELECT r.id, n, '10:10:', ARRAY[k.student, k.day], ARRAY[k.student, k.day, CASE WHEN n % 9 = 0 THEN 'f' ELSE 't' END, CASE WHEN n % 5 = 0 THEN (n % 40)::text END]
+	  FROM backfill_control.request r JOIN backfill_control.table_config t ON t.id = r.table_id, generate_series(1, 1000) n,
+	       LATERAL (SELECT (1 + n / 180)::text AS student, (date '2025-09-01' + (n % 180)::int)::text AS day) k
+	 WHERE t.name = 'public.attendance'`, `
 	INSERT INTO backfill_control.effect (request_id, n, effect, receiver)
 	SELECT request_id, n, CASE WHEN n % 100 < 91 THEN 'i' WHEN n % 100 < 97 THEN 'o' ELSE '=' END::"char",
 	       CASE WHEN n % 100 BETWEEN 91 AND 96 THEN row[1:2] || '6A'::text || row[4:4] || ARRAY['old' || n || '@maple.example'] || row[6:] END
-	  FROM backfill_control.staged JOIN backfill_control.request r ON r.id = request_id WHERE n % 100 < 99 AND r.staged > 3`, `
+	  FROM backfill_control.staged JOIN backfill_control.request r ON r.id = request_id WHERE n % 100 < 99 AND r.staged > 3 AND r.walked_at IS NOT NULL`, `
 	INSERT INTO backfill_control.effect (request_id, n, effect, receiver)
 	SELECT request_id, n, (ARRAY['o', 'i', '='])[n]::"char", CASE WHEN n = 1 THEN row[1:2] || '6A'::text || row[4:6] || '0.00'::text || row[8:] END
 	  FROM backfill_control.staged JOIN backfill_control.request r ON r.id = request_id WHERE r.staged <= 3`,

@@ -18,7 +18,7 @@ type templates map[string]*template.Template
 
 func loadTemplates(a *assets, now func() time.Time) templates {
 	base := template.Must(template.New("base").Funcs(template.FuncMap{
-		"asset": a.url, "icon": icon, "num": num, "plural": plural, "ago": ago(now), "json": toJSON, "join": strings.Join, "shorten": shorten, "role": roleArticle,
+		"asset": a.url, "icon": icon, "num": num, "plural": plural, "ago": ago(now), "at": at, "json": toJSON, "join": strings.Join, "shorten": shorten, "role": roleArticle,
 		"lower": lower, "capitalise": capitalise,
 		"deref": func(s *string) string { return *s }, "deref64": func(n *int64) int64 { return *n },
 		"revision": func(n int64) map[string]int64 { return map[string]int64{"revision": n} },
@@ -70,6 +70,12 @@ func ago(now func() time.Time) func(any) template.HTML {
 		return template.HTML(fmt.Sprintf(`<time datetime="%s" title="%s UTC">%s</time>`,
 			t.Format(time.RFC3339Nano), t.Format("2006-01-02 15:04:05"), relative(t, now())))
 	}
+}
+
+// at is a time element that says the exact time, in words that a script puts into
+// the viewer's zone.
+func at(t *time.Time) template.HTML {
+	return template.HTML(fmt.Sprintf(`<time datetime="%s" data-exact>%s UTC</time>`, t.UTC().Format(time.RFC3339Nano), t.UTC().Format("2006-01-02 15:04:05")))
 }
 
 func relative(t, now time.Time) string {

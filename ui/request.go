@@ -34,8 +34,9 @@ type requestData struct {
 	Layout   *row.Layout
 	Inline   []string
 	Columns  []string
-	Version  string // changes whenever the list should be read again
-	Growing  bool
+	Version  string // changes when rows that were read may have changed
+	Judged   int64  // rows with a known effect; when it grows, unknown ones may have become known
+	Growing  bool   // more rows may come
 
 	Decide, Pause, Resume, Cancel bool   // what the state and the account allow
 	Refused                       string // why this account may not decide
@@ -95,7 +96,7 @@ func (p *pages) request(c echo.Context, a api.Account) (*view, error) {
 	d := requestData{
 		Request: r, look: looks[r.State], Whole: r.Key == nil, Steps: steps(r), Phase: phaseOf(r, p.Now()),
 		EffectOf: c.QueryParam("effect"), Layout: rows.Layout, Console: p.service.Console(r),
-		Version: fmt.Sprint(r.Revision, r.State, r.Effects[backfill.Insert], r.Effects[backfill.Overwrite], r.Effects[backfill.Identical], r.Superseded),
+		Version: fmt.Sprintf("%d-%d", r.Revision, r.Superseded), Judged: r.Staged - r.Effects[backfill.Unknown],
 		Growing: r.State == backfill.Pending || r.State == backfill.InProgress,
 	}
 	d.effects()
@@ -161,6 +162,14 @@ func steps(r *backfill.Request) []step {
 	case backfill.Failed:
 		end.Class = "failed"
 	}
+	// The station it was at when it ended counts only when something happened there.
+	if at == 1 && r.StartedAt != nil {
+		all[1].Class, all[1].Text, all[1].At = "stop", plural(r.Staged, "row")+" staged", nil
+		at++
+	} else if at == 3 {
+		all[3].Class, all[3].Text = "stop", plural(r.Released, "row")+" released"
+		at++
+	}
 	return append(all[:at], end)
 }
 
@@ -190,7 +199,7 @@ var effectFigures = []struct {
 	{backfill.Insert, "Insert", "%s lacks the row"},
 	{backfill.Overwrite, "Overwrite", "%s holds other values"},
 	{backfill.Identical, "Identical", "%s holds the same"},
-	{backfill.Unknown, "Unknown", "the agent of %s has not compared yet"},
+	{backfill.Unknown, "Unknown", "not compared with %s yet"},
 }
 
 func (d *requestData) effects() {
@@ -280,6 +289,14 @@ func (d *requestData) columns() {
 	}
 }
 
+// Walking reports whether where the walk stands is of interest.
+func (d *requestData) Walking() bool {
+	return d.State == backfill.InProgress || !d.State.Open() && d.WalkedAt == nil && d.ResumeKey != nil
+}
+
+// Uncompared is how many staged rows nobody has compared with the receiver.
+func (d *requestData) Uncompared() int64 { return d.Request.Effects[backfill.Unknown] }
+
 // Identical is how many staged rows the receiver holds already.
 func (d *requestData) Identical() int64 { return d.Request.Effects[backfill.Identical] }
 
@@ -296,11 +313,11 @@ func (d *requestData) Summary() string {
 	if n := e[backfill.Identical]; n > 0 {
 		parts = append(parts, plural(n, "row")+" will stay as they are")
 	}
-	if n := e[backfill.Unknown]; n > 0 {
-		parts = append(parts, plural(n, "row")+" not compared yet will be inserted or overwritten")
+	if len(parts) == 0 && d.Staged == 0 {
+		return "There is nothing to send."
 	}
 	if len(parts) == 0 {
-		return "There is nothing to send."
+		return ""
 	}
 	return strings.Join(parts, ", ") + "."
 }

@@ -31,6 +31,7 @@ type notice struct {
 	rank       int // the lower the sooner
 	Tone, Icon string
 	Text, More string
+	Since      *time.Time // goes on where Text ends
 	Href, Go   string
 }
 
@@ -103,12 +104,12 @@ func orMore(n int) string {
 
 func (p *pages) sitePart(s *api.Site, panels []backfill.Panel, aside int) sitePart {
 	out := sitePart{Name: s.Name, Sides: p.sideParts(s), Tables: len(panels)}
-	for _, l := range s.Lag {
-		captured := slices.ContainsFunc(panels, func(x backfill.Panel) bool { return x.Direction.From == l.From && x.Table.Active })
-		out.Lag = append(out.Lag, lagPart{l, captured})
-	}
+	from := map[string]int{}
 	for i := range panels {
 		x := &panels[i]
+		if x.Table.Active {
+			from[x.Direction.From]++
+		}
 		switch d := difference(x); {
 		case !x.Table.Active:
 			out.Inactive++
@@ -123,6 +124,12 @@ func (p *pages) sitePart(s *api.Site, panels []backfill.Panel, aside int) sitePa
 			out.Ahead++
 		}
 	}
+	for _, l := range s.Lag {
+		out.Lag = append(out.Lag, lagPart{l, from[l.From] > 0})
+	}
+	// The side that most is captured from stands on the left: rows flow as one reads.
+	slices.SortStableFunc(out.Sides, func(a, b sidePart) int { return from[b.Name] - from[a.Name] })
+	slices.SortStableFunc(out.Lag, func(a, b lagPart) int { return from[b.From] - from[a.From] })
 	out.Notices = append(p.sideNotices(out.Sides), tableNotices(panels)...)
 	if aside > 0 {
 		out.Notices = append(out.Notices, notice{rank: 3, Tone: "warn", Icon: "alert",
@@ -152,7 +159,7 @@ func (p *pages) sideNotices(sides []sidePart) []notice {
 				More: "Start one beside that database: backfill worker --agent " + name + " --database DSN"})
 		case s.Away:
 			out = append(out, notice{rank: 0, Tone: "bad", Icon: "plug",
-				Text: fmt.Sprintf("No agent for %s since %s UTC", name, s.SeenAt.UTC().Format("2 Jan 2006 15:04:05")),
+				Text: fmt.Sprintf("No agent for %s since", name), Since: s.SeenAt,
 				More: fmt.Sprintf("Silent for %s. Nothing is pushed from or applied to %s until it is back; nothing is lost.", spell(p.Now().Sub(*s.SeenAt).Truncate(time.Second)), s.Name)})
 		}
 		if s.Problem != "" {

@@ -61,13 +61,10 @@ type lastRequest struct {
 const lastRequests = 5
 
 type tablesData struct {
-	Site    string
-	Sides   []sidePart
-	Lag     []lagPart
-	Notices []notice
-	Rows    []tableRow
-	Open    []string
-	Refused string // why this account cannot ask for backfills
+	sitePart
+	SideNotices []notice // those of tables stand at the tables
+	Rows        []tableRow
+	Open        []string
 }
 
 func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
@@ -84,8 +81,8 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	part := p.sitePart(site, panels, aside)
-	d := tablesData{Site: name, Sides: part.Sides, Lag: part.Lag, Notices: p.sideNotices(part.Sides), Open: opened(c.QueryParams()["open"])}
+	d := tablesData{sitePart: p.sitePart(site, panels, aside), Open: opened(c.QueryParams()["open"])}
+	d.SideNotices = p.sideNotices(d.Sides)
 	for i := range panels {
 		x := &panels[i]
 		row := tableRow{Panel: x, ID: rowID(x), Diff: difference(x), Capture: captureOf(x), Button: panelButton(x, a), RowsOpen: rowButtons(x.OpenRows)}

@@ -10,7 +10,7 @@ import (
 // details is what an operator reads on the run's page in the console, in Markdown.
 func (b *run) details() string {
 	var s strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&s, format+"\n\n", args...) }
+	line := func(format string, args ...any) { s.WriteString(fmt.Sprintf(format, args...) + "\n\n") }
 	line("**%s** — %s of site %s, %s → %s", b.now.State, b.in.Table, b.in.Site, b.in.From, b.in.To)
 	switch {
 	case b.now.Paused:

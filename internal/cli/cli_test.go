@@ -229,14 +229,14 @@ func TestCommands(t *testing.T) {
 		name: "a wrong token", args: "show 7 --token wrong", status: Failed, errs: []string{"the token is wrong or revoked\n  give a valid token"},
 	}, {
 		name: "a proxy's error page", args: "show 7", status: Failed,
-		routes: map[string]any{"GET /backfills/7": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "<h1>bad", 502) }},
+		routes: map[string]any{"GET /backfills/7": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "<h1>bad", http.StatusBadGateway) }},
 		errs:   []string{"backfill: the API answered 502 Bad Gateway\n"},
 	}, {
 		name: "something else than the API", args: "show 7", status: Failed,
 		routes: map[string]any{"GET /backfills/7": "<html>"}, errs: []string{"is that Backfill's address?"},
 	}, {
 		name: "a redirect is not followed", args: "show 7", status: Failed,
-		routes: map[string]any{"GET /backfills/7": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", 302) }},
+		routes: map[string]any{"GET /backfills/7": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/elsewhere", http.StatusFound) }},
 		errs:   []string{"302 Found"},
 	}, {
 		name: "show", args: "show 7", routes: map[string]any{"GET /backfills/7": waiting},
@@ -254,13 +254,13 @@ func TestCommands(t *testing.T) {
 	}, {
 		name: "list of a state that is none", args: "list --state /tmp", status: Misused, errs: []string{"no state of a request", "--state-dir", "see backfill list --help"},
 	}, {
-		name: "rows", args: "rows 7 --effect overwrite",
+		name: "rows", args: "rows 7 --effect overwrite --limit 2",
 		routes: map[string]any{"GET /backfills/7/rows": `{"data":[` +
 			`{"key":["1"],"row":{"z":"1","a":null,"m":"x, y"},"effect":"insert","receiver":null,"changed":[],"superseded":false},` +
 			`{"key":["2"],"row":{"z":"2","a":"new"},"effect":"overwrite","receiver":{"z":"2","a":""},"changed":["a"],"superseded":true}],"next_cursor":"c","revision":3}`},
 		out:   []string{"1    insert                 z=1, a=NULL, m='x, y'\n", "2    overwrite, superseded  a: '' → new\n"},
 		errs:  []string{"there are more", "revision 3\n"},
-		asked: "GET /backfills/7/rows?effect=overwrite&limit=50 ",
+		asked: "GET /backfills/7/rows?effect=overwrite&limit=2 ",
 	}, {
 		name: "approve of the present revision says which", args: "approve 7 --skip-identical",
 		routes: map[string]any{"GET /backfills/7": waiting, "POST /backfills/7/approve": in("RELEASING")},

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/labstack/echo/v4"
 	"go.temporal.io/sdk/client"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
@@ -24,8 +23,8 @@ import (
 	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/local"
+	"backfill/internal/serve"
 	"backfill/internal/side"
-	"backfill/ui"
 	"backfill/worker"
 )
 
@@ -74,9 +73,9 @@ func Run(ctx context.Context, o Options, out io.Writer) (err error) {
 		return err
 	}
 	// The port first: when it is taken nothing else need be started.
-	listener, err := net.Listen("tcp", o.Listen)
+	listener, err := serve.Listen(o.Listen)
 	if err != nil {
-		return fmt.Errorf("listen on %s: %w: choose another address with --listen", o.Listen, errors.Unwrap(err))
+		return err
 	}
 	defer listener.Close()
 	e.url = "http://" + reachable(listener.Addr().String())
@@ -125,8 +124,7 @@ func (e *environment) startTemporal(ctx context.Context) (err error) {
 		}
 		e.Temporal, e.console = e.temporal.HostPort, e.temporal.ConsoleURL
 	}
-	// Lazy: a Temporal that is away now is waited for by what needs it.
-	e.client, err = client.NewLazyClient(client.Options{HostPort: e.Temporal, Logger: worker.Logger(e.log.Named("temporal"))})
+	e.client, err = serve.Temporal{HostPort: e.Temporal}.Dial(e.log)
 	return err
 }
 
@@ -206,9 +204,7 @@ func (e *environment) configure(ctx context.Context) error {
 		if err := db.Setup(ctx, steps); err != nil {
 			return err
 		}
-		host, _ := os.Hostname()
-		agent, err := activities.NewAgent(ctx, e.store, db, fmt.Sprintf("%s/%d", host, os.Getpid()),
-			activities.Settings{Cycle: e.Cycle, CountEvery: 5 * time.Second})
+		agent, err := activities.NewAgent(ctx, e.store, db, serve.Name(), activities.Settings{Cycle: e.Cycle, CountEvery: 5 * time.Second})
 		if err != nil {
 			return err
 		}
@@ -246,18 +242,17 @@ func (e *environment) configureTables(ctx context.Context) error {
 }
 
 func (e *environment) serve(ctx context.Context, l net.Listener) error {
-	auth := api.NewAuth(e.store.Account)
-	service := &api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}
-	server := api.New(api.Config{Service: service, Auth: auth, Log: e.log.Named("api"),
-		Extra: func(r *echo.Echo) { ui.Mount(r, service, ui.Options{Auth: auth}) }})
+	server := serve.HTTP(&api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}, e.log.Named("api"))
 	cfg := worker.Config{Temporal: e.client, Store: e.store, PublicURL: e.url, Log: e.log.Named("worker")}
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return server.Serve(ctx, l) })
-	g.Go(func() error { return e.keep(ctx, "control worker", func() error { return worker.Control(ctx, cfg) }) })
+	g.Go(func() error {
+		return serve.Keep(ctx, e.log, "control worker", func() error { return worker.Control(ctx, cfg) })
+	})
 	for _, a := range e.agents {
 		g.Go(func() error {
-			return e.keep(ctx, "agent of "+a.Out.From, func() error { return worker.Agent(ctx, cfg, a) })
+			return serve.Keep(ctx, e.log, "agent of "+a.Out.From, func() error { return worker.Agent(ctx, cfg, a) })
 		})
 	}
 	if e.demo != nil {
@@ -280,22 +275,6 @@ func (e *environment) serve(ctx context.Context, l net.Listener) error {
 		return nil
 	})
 	return g.Wait()
-}
-
-// keep starts a worker again while Temporal is away.
-func (e *environment) keep(ctx context.Context, what string, run func() error) error {
-	for {
-		err := run()
-		if err == nil || ctx.Err() != nil {
-			return nil
-		}
-		e.log.Warn("Temporal is away, trying again", zap.String("for", what), zap.Error(err))
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
-	}
 }
 
 // stop takes apart what start put together, in the opposite order.
@@ -321,13 +300,31 @@ func (e *environment) stop() (err error) {
 	return err
 }
 
-// remembered is what the next start without flags goes on with.
-type remembered struct {
+// Remembered is what a state directory knows: what the next start without flags
+// goes on with, and where the databases are for commands beside it.
+type Remembered struct {
+	Control    string
+	Given      Given
 	Site, From string
 	Sides      map[string]string
 	SideOrder  []string
 	Tables     []string
 	Demo       bool
+}
+
+// Given is what the last start was given rather than started itself.
+type Given struct{ Control, Temporal string }
+
+// Recall reads what the last start in a state directory has left.
+func Recall(state string) (r Remembered, err error) {
+	file, err := os.ReadFile(filepath.Join(state, "dev.json"))
+	if err != nil {
+		return r, fmt.Errorf("state directory: %w", err)
+	}
+	if err := json.Unmarshal(file, &r); err != nil {
+		return r, fmt.Errorf("dev.json in the state directory is damaged: %w", err)
+	}
+	return r, nil
 }
 
 func (e *environment) recall() error {
@@ -340,24 +337,33 @@ func (e *environment) recall() error {
 	if e.Demo {
 		return nil
 	}
-	file, err := os.ReadFile(filepath.Join(e.State, "dev.json"))
+	r, err := Recall(e.State)
 	if errors.Is(err, os.ErrNotExist) {
 		e.Demo = true
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("state directory: %w", err)
+		return err
 	}
-	var r remembered
-	if err := json.Unmarshal(file, &r); err != nil {
-		return fmt.Errorf("dev.json in the state directory is damaged: %w", err)
+	if e.Control == "" {
+		e.Control = r.Given.Control
+	}
+	if e.Temporal == "" {
+		e.Temporal = r.Given.Temporal
 	}
 	e.Site, e.From, e.Sides, e.SideOrder, e.Tables, e.Demo = r.Site, r.From, r.Sides, r.SideOrder, r.Tables, r.Demo
 	return nil
 }
 
 func (e *environment) remember() error {
-	r := remembered{Site: e.Site, From: e.From, Sides: e.Sides, SideOrder: e.SideOrder, Tables: e.Tables, Demo: e.Demo}
+	var given Given
+	if e.postgres == nil || e.Control != e.postgres.DSN("control") {
+		given.Control = e.Control
+	}
+	if e.temporal == nil {
+		given.Temporal = e.Temporal
+	}
+	r := Remembered{Control: e.Control, Given: given, Site: e.Site, From: e.From, Sides: e.Sides, SideOrder: e.SideOrder, Tables: e.Tables, Demo: e.Demo}
 	file, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err

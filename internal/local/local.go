@@ -56,23 +56,31 @@ func (s *server) launch(cmd *exec.Cmd, log string) (int64, error) {
 	}
 	cmd.Stdout, cmd.Stderr = out, out
 	started, exited := make(chan error), make(chan struct{})
-	go func() {
-		// Linux sends a child the signal for its parent's death when the thread that started it ends. A goroutine that
-		// keeps its thread until the child is gone makes that the death of the process.
-		runtime.LockOSThread()
-		if err := cmd.Start(); err != nil {
-			started <- err
-			return
+	go onOwnThread(func() {
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+			close(exited)
 		}
-		started <- nil
-		_ = cmd.Wait()
-		close(exited)
-	}()
+	})
 	if err := <-started; err != nil {
 		return 0, fmt.Errorf("start %s: %w", s.name, err)
 	}
 	s.proc, s.exited = cmd.Process, exited
 	return info.Size(), nil
+}
+
+// onOwnThread calls f on a thread that nothing else uses. Linux sends a child the signal for its parent's death when the
+// thread that started it ends, so f has to start the child and to wait for it.
+func onOwnThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and end with the thread
+		f()
+	}()
+	<-done
 }
 
 // adopt takes over a process found running.

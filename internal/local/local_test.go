@@ -116,11 +116,9 @@ func TestPostgresKeepsItsDataAndItsPort(t *testing.T) {
 	empty := filepath.Join(publicDir(t), "empty")
 	require.NoError(t, os.Mkdir(empty, 0o755))
 	for name, dir := range map[string]string{
-		"anybody may walk to it":     filepath.Join(publicDir(t), "new", "data"),
-		"only its owner may":         filepath.Join(private, "data"),
-		"a name with quotes in it":   filepath.Join(private, `it's "quoted" 100%`),
-		"it is there and empty":      empty,
-		"the way there is a symlink": filepath.Join(symlink(t, private), "linked"),
+		"anybody may walk to it":        filepath.Join(publicDir(t), "new", "data"),
+		"it is there and empty":         empty,
+		"only root may, by a way round": filepath.Join(symlink(t, private), `it's "quoted" 100%`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -342,6 +340,7 @@ func TestFindTemporal(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "temporal")
 	require.NoError(t, os.WriteFile(program, nil, 0o700))
+	t.Setenv("BACKFILL_TEMPORAL_BIN", "")
 	t.Setenv("PATH", dir)
 	found, err := FindTemporal()
 	require.NoError(t, err)

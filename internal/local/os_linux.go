@@ -86,7 +86,7 @@ func (a *account) give(path string) error {
 }
 
 // sysProcAttr starts a process as the account, in a session of its own. A death signal other than 0 is sent to it when
-// this process ends.
+// the thread that started it ends; see onOwnThread.
 func sysProcAttr(a *account, death syscall.Signal) *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setsid: true, Pdeathsig: death}
 	if a != nil {
@@ -103,7 +103,7 @@ func (a *account) canReach(dir, program string) (bool, error) {
 	try := func(dir string) error {
 		cmd := exec.Command(program, "--version")
 		cmd.Dir = dir // entered as the account
-		cmd.SysProcAttr = sysProcAttr(a, syscall.SIGKILL)
+		cmd.SysProcAttr = sysProcAttr(a, 0)
 		return cmd.Run()
 	}
 	if err := try("/"); err != nil {

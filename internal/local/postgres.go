@@ -186,7 +186,7 @@ func (p *Postgres) initialize(ctx context.Context) error {
 	}
 	// Text is ordered by bytes, and where the machine has the locale, known as Unicode.
 	out, err := p.initdb(ctx, dir, "C.UTF-8")
-	if err != nil && strings.Contains(out, "locale") {
+	if err != nil && strings.Contains(out, "invalid locale") {
 		out, err = p.initdb(ctx, dir, "C")
 	}
 	if err != nil {
@@ -217,7 +217,8 @@ func (p *Postgres) initdb(ctx context.Context, dir, locale string) (output strin
 	}
 	cmd.Env, cmd.Dir = environment(), "/"
 	cmd.SysProcAttr = sysProcAttr(p.account, syscall.SIGKILL)
-	text, err := cmd.CombinedOutput()
+	var text []byte
+	onOwnThread(func() { text, err = cmd.CombinedOutput() })
 	return string(text), err
 }
 

@@ -4,7 +4,8 @@
 import { morph } from "./dom.js";
 import { showTimes } from "./time.js";
 
-const quiet = 250; // milliseconds between an event and the request it causes
+const quiet = 150; // milliseconds between an event and the request it causes
+const gap = 800; // milliseconds between two requests that events cause
 const listeners = [];
 
 // onUpdate calls fn after each update of the page.
@@ -58,10 +59,16 @@ async function load() {
   for (const fn of listeners) fn();
 }
 
+// soon refreshes at most about once a second, however many events come.
 let timer = 0;
+let last = 0;
 function soon() {
-  clearTimeout(timer);
-  timer = setTimeout(refresh, quiet);
+  if (timer) return;
+  timer = setTimeout(async () => {
+    await refresh();
+    last = Date.now();
+    timer = 0;
+  }, Math.max(quiet, last + gap - Date.now()));
 }
 
 // The banner says which of the two ways to the server is away.

@@ -88,9 +88,11 @@ class List {
     this.pages = [];
     this.effect = this.root.dataset.effect;
     this.version = this.root.dataset.version;
+    this.judged = this.root.dataset.judged;
     this.loading = false;
     this.failed = "";
     this.active = 0;
+    this.shown = this.pinned = undefined;
     for (const node of this.nodes.values()) node.remove();
     this.nodes.clear();
     this.panel.clear();
@@ -100,21 +102,22 @@ class List {
 
   // sync takes over what an update of the page has changed about the list.
   sync() {
-    const { columns, inline, effect, version } = this.root.dataset;
+    const { columns, inline, effect, version, judged, growing } = this.root.dataset;
     if (columns + inline !== this.layout) {
       this.build();
       return this.restart();
     }
     if (effect !== this.effect) return this.restart();
-    if (version !== this.version || this.root.dataset.growing === "true") {
-      this.version = version;
-      // Effects may differ now: pages in view are read again, others when they come
-      // into view. The last page may have grown.
-      for (const page of this.pages) page.stale = true;
+    // Pages that may have changed are read again when they are in view.
+    if (version !== this.version) for (const page of this.pages) page.stale = true;
+    if (judged !== this.judged) for (const page of this.pages) page.stale ||= page.rows?.some((row) => row.effect === "unknown");
+    if (growing === "true" || judged !== this.judged) {
       const last = this.pages.at(-1);
-      if (last && !last.next) this.read(this.pages.length - 1);
-      else if (!last) this.more();
+      if (!last) this.more();
+      else if (!last.next) this.read(this.pages.length - 1);
     }
+    this.version = version;
+    this.judged = judged;
     this.render();
   }
 
@@ -214,8 +217,9 @@ class List {
     this.grid.setAttribute("aria-rowcount", this.finished ? String(length + 1) : "-1");
     this.say(length);
     if (changed && this.wanted >= 0) this.goTo(this.wanted);
-    if (changed && this.shown !== undefined) {
-      const row = this.row(this.shown);
+    if (changed) {
+      // The first row stands for all until one is chosen.
+      const row = this.row((this.shown ??= 0));
       if (row && row !== this.panel.row) this.panel.show(row, this);
     }
     // Screens higher than a page, and pages that were dropped, leave the end in view.
@@ -409,7 +413,7 @@ class Panel {
   clear() {
     this.row = null;
     this.title.textContent = "Whole row";
-    this.verdict.textContent = "Point at a row, or move to it with Tab and the arrow keys.";
+    this.verdict.textContent = "A row shows here when you point at it, tap it or move to it with Tab and the arrow keys.";
     this.body.replaceChildren();
     this.root.classList.remove("shown");
   }
@@ -445,8 +449,8 @@ class Panel {
       const differs = changed.has(name);
       return el("tr", { class: differs ? "changed" : null },
         el("th", { scope: "row" }, differs ? el("span", { class: "mark", "aria-hidden": "true" }, "≠") : null, name, differs ? el("span", { class: "sr" }, ", changed") : null),
-        beside ? el("td", { class: "before" }, whole(own(row.receiver, name))) : null,
-        el("td", { class: beside ? "after" : null }, whole(own(row.row, name))));
+        beside && differs ? el("td", { class: "before" }, whole(own(row.receiver, name))) : null,
+        el("td", beside ? (differs ? { class: "after" } : { colspan: "2" }) : {}, whole(own(row.row, name))));
     };
     const columns = list.columns;
     const rest = beside ? columns.filter((c) => !changed.has(c)) : columns;

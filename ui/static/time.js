@@ -1,6 +1,7 @@
 // Times: how long ago in the text, exactly and in the viewer's zone on hover.
 
 const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
+const short = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
 const units = [["year", 31557600], ["month", 2629800], ["day", 86400], ["hour", 3600], ["minute", 60]];
 
@@ -19,7 +20,7 @@ export function showTimes(root = document) {
   for (const time of root.querySelectorAll("time[datetime]")) {
     const instant = Date.parse(time.dateTime);
     if (Number.isNaN(instant)) continue;
-    const text = ago(instant, now);
+    const text = time.dataset.exact === undefined ? ago(instant, now) : short.format(instant);
     if (time.textContent !== text) time.textContent = text;
     if (time.dataset.shown !== time.dateTime) {
       time.title = exact.format(instant);

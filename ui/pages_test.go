@@ -1,0 +1,181 @@
+package ui_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+)
+
+// everyPage lists a page of each kind.
+func (w *world) everyPage() []string {
+	out := []string{"/", "/sites/maple", "/sites/maple?open=3-school&open=4-school", "/sites/birch", "/sites/maple/queue", "/sites/maple/queue?state=skipped",
+		"/sites/maple/history", "/sites/maple/history?table=public.students&key=31", "/sites/maple/audit", "/backfills/99999"}
+	for table, state := range map[string]backfill.State{
+		"public.students": backfill.AwaitingReview, "public.guardians": backfill.AwaitingReview, "public.attendance": backfill.InProgress,
+		"public.teachers": backfill.Releasing, "public.rooms": backfill.Pending, "public.loans": backfill.Finished,
+	} {
+		out = append(out, fmt.Sprintf("/backfills/%d", w.request(table, state)))
+	}
+	for _, state := range []backfill.State{backfill.Finished, backfill.Failed, backfill.Rejected} {
+		out = append(out, fmt.Sprintf("/backfills/%d", w.request("public.enrollments", state)))
+	}
+	return out
+}
+
+func TestPagesNeedASession(t *testing.T) {
+	w := newWorld(t)
+	for _, path := range w.everyPage() {
+		for _, token := range []string{"", "no-such-token-0123456789"} {
+			res, _ := w.get(path, token)
+			require.Equal(t, http.StatusSeeOther, res.StatusCode, path)
+			to, err := res.Location()
+			require.NoError(t, err)
+			require.Equal(t, "/signin", to.Path)
+			if path != "/" {
+				require.Equal(t, path, to.Query().Get("next"))
+			}
+			res, _ = w.get(path, token, "Backfill-Fragment", "1")
+			require.Equal(t, http.StatusUnauthorized, res.StatusCode, "a script is told, not sent elsewhere")
+		}
+		res, _ := w.get(path, viewerToken)
+		require.NotEqual(t, http.StatusSeeOther, res.StatusCode, path)
+	}
+}
+
+func TestSigningIn(t *testing.T) {
+	w := newWorld(t)
+	post := func(form url.Values, header ...string) (*http.Response, string) {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/signin", strings.NewReader(form.Encode()))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return w.send(r, "", header...)
+	}
+	session := func(res *http.Response) *http.Cookie {
+		for _, c := range res.Cookies() {
+			if c.Name == "backfill_session" {
+				return c
+			}
+		}
+		return nil
+	}
+
+	res, body := post(url.Values{"token": {adminToken}, "next": {"/sites/maple?open=1-school"}})
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	require.Contains(t, body, `content="0; url=/sites/maple?open=1-school"`)
+	c := session(res)
+	require.NotNil(t, c)
+	require.Equal(t, adminToken, c.Value)
+	require.True(t, c.HttpOnly)
+	require.Equal(t, http.SameSiteStrictMode, c.SameSite)
+
+	res, body = w.get("/signin?token="+adminToken, "")
+	require.NotNil(t, session(res), "the link from the terminal signs in")
+	require.Contains(t, body, `url=/"`)
+
+	for _, elsewhere := range []string{"//evil.example/", "https://evil.example/", `/\evil.example`, "javascript:alert(1)", "/\t/evil.example"} {
+		_, body = post(url.Values{"token": {adminToken}, "next": {elsewhere}})
+		require.Contains(t, body, `url=/"`, elsewhere)
+	}
+
+	res, body = post(url.Values{"token": {"wrong-token-0123456789"}})
+	require.Equal(t, http.StatusUnauthorized, res.StatusCode)
+	require.Nil(t, session(res))
+	require.Contains(t, body, "wrong or revoked")
+
+	for _, site := range []string{"cross-site", "same-site"} {
+		res, _ = w.get("/signin?token="+adminToken, "", "Sec-Fetch-Site", site)
+		require.Nil(t, session(res), "another site's page must not choose who one is")
+		res, _ = post(url.Values{"token": {adminToken}}, "Sec-Fetch-Site", site)
+		require.Nil(t, session(res))
+	}
+	// A link in a mail: the strict cookie is not sent along, but may be there.
+	_, body = w.get("/sites/maple", "", "Sec-Fetch-Site", "cross-site")
+	require.Contains(t, body, `content="0; url=/sites/maple"`)
+
+	res, _ = w.get("/signin?next=/sites/maple", adminToken)
+	require.Equal(t, "/sites/maple", res.Header.Get("Location"), "who is signed in goes on")
+
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/signout", nil)
+	require.NoError(t, err)
+	res, _ = w.send(r, adminToken)
+	require.Less(t, session(res).MaxAge, 0)
+}
+
+var inline = regexp.MustCompile(`(?i)<script(?:\s[^>]*)?>\s*[^<\s]|<style|<[^>]+\s(style|on[a-z]+)=|(src|href|action)="?(https?:)?//`)
+
+func TestPagesAllowNothingInlineOrForeign(t *testing.T) {
+	w := newWorld(t)
+	for _, path := range append(w.everyPage(), "/signin") {
+		token := adminToken
+		if path == "/signin" {
+			token = ""
+		}
+		res, body := w.get(path, token)
+		policy := res.Header.Get("Content-Security-Policy")
+		require.Contains(t, policy, "default-src 'self'", path)
+		require.NotContains(t, policy, "unsafe", path)
+		require.Equal(t, "no-store", res.Header.Get("Cache-Control"), path)
+		// The console is another server, and a link to it no request.
+		body = strings.ReplaceAll(body, `href="http://127.0.0.1:8233/`, `href="/console/`)
+		require.Empty(t, inline.FindString(body), path)
+	}
+}
+
+func TestFragmentsHoldTheMainPartAlone(t *testing.T) {
+	w := newWorld(t)
+	res, body := w.get("/sites/maple", adminToken, "Backfill-Fragment", "1")
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	require.True(t, strings.HasPrefix(body, `<main id="main"`), "%.100s", body)
+	require.NotContains(t, body, "<head")
+	require.Contains(t, body, "public.students")
+}
+
+func TestWhatIsNotThere(t *testing.T) {
+	w := newWorld(t)
+	for _, path := range []string{"/sites/nowhere", "/sites/nowhere/queue", "/sites/nowhere/history", "/sites/nowhere/audit", "/backfills/99999", "/backfills/x", "/sites/maple/nothing", "/backfills/1/2"} {
+		res, body := w.get(path, adminToken)
+		require.Equal(t, http.StatusNotFound, res.StatusCode, path)
+		require.Contains(t, body, "All sites", path)
+	}
+	res, _ := w.get("/sites/maple/queue?state=nonsense", adminToken)
+	require.Equal(t, http.StatusSeeOther, res.StatusCode)
+}
+
+func TestListsGoOn(t *testing.T) {
+	w := newWorld(t)
+	seq := regexp.MustCompile(`id="h(\d+)"`)
+	seen := map[string]bool{}
+	path := "/sites/maple/history?table=public.students"
+	for range 20 {
+		_, body := w.get(path, adminToken)
+		for _, m := range seq.FindAllStringSubmatch(body, -1) {
+			require.False(t, seen[m[1]], "change %s stands on two pages", m[1])
+			seen[m[1]] = true
+		}
+		next := regexp.MustCompile(`href="(/sites/maple/history[^"]*before=\d+[^"]*)"`).FindStringSubmatch(body)
+		if next == nil {
+			break
+		}
+		path = strings.ReplaceAll(next[1], "&amp;", "&")
+	}
+	require.Len(t, seen, 388)
+}
+
+func TestAViewerIsToldWhy(t *testing.T) {
+	w := newWorld(t)
+	_, body := w.get("/sites/maple", viewerToken)
+	require.Contains(t, body, "requesting a backfill needs the role requester: you are a viewer")
+	require.NotContains(t, body, `data-dialog="ask" data-table`)
+	_, body = w.get(fmt.Sprintf("/backfills/%d", w.request("public.students", backfill.AwaitingReview)), viewerToken)
+	require.Contains(t, body, "Deciding needs the role reviewer: you are a viewer")
+	require.NotContains(t, body, `id="cancel"`)
+	_, body = w.get("/sites/maple/queue", viewerToken)
+	require.NotContains(t, body, "/retry")
+}
