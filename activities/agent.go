@@ -122,17 +122,30 @@ func (a *Agent) problem(ctx context.Context) string {
 	return ""
 }
 
-// ready fails while the side may not be touched: not set up, or not the cluster
-// and timeline it was.
+// ready fails while the side may not be touched: not set up, not the cluster and
+// timeline it was, or of a later epoch than the control database knows. When an
+// admin has opened a new epoch, the side begins it.
 func (a *Agent) ready(ctx context.Context) error {
-	if err := a.db.Ready(ctx); err != nil {
+	epoch, err := a.db.Epoch(ctx)
+	if err != nil {
 		return err
 	}
 	id, err := a.db.Identity(ctx)
 	if err != nil {
 		return err
 	}
-	return a.store.CheckIdentity(ctx, a.db.Site, a.db.Side, id.System, id.Timeline)
+	if err := a.store.CheckIdentity(ctx, a.db.Site, a.db.Side, id.System, id.Timeline); err != nil {
+		return err
+	}
+	begin, err := a.store.Beginning(ctx, a.Out, a.In)
+	switch {
+	case err != nil || begin.Epoch == epoch:
+		return err
+	case begin.Epoch < epoch:
+		return backfill.Errorf(backfill.Refused, "%s is in epoch %d, the control database in %d: it was restored; open a new epoch with backfill site new-epoch %s",
+			a.db.Side, epoch, begin.Epoch, a.db.Site)
+	}
+	return a.db.Begin(ctx, begin.Epoch, begin.Batch, begin.Nonce, side.Position(begin.Position))
 }
 
 func (a *Agent) listen(ctx context.Context) {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -144,58 +145,28 @@ func (s *Server) answer(c echo.Context) func(*backfill.Request, error) error {
 	}
 }
 
-// decisionJSON is the body of approve and reject; pause, resume and cancel take
-// its note only.
-type decisionJSON struct {
-	Revision      int64  `json:"revision"`
-	Note          string `json:"note"`
-	SkipIdentical bool   `json:"skip_identical"`
+// decide handles approve and reject.
+func (s *Server) decide(do func(context.Context, Account, int64, Decision) (*backfill.Request, error)) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		var in struct {
+			Revision      int64  `json:"revision"`
+			Note          string `json:"note"`
+			SkipIdentical bool   `json:"skip_identical"`
+		}
+		id, err := idOf(c, "id")
+		if err != nil {
+			return err
+		}
+		if err := decode(c, &in); err != nil {
+			return err
+		}
+		return s.answer(c)(do(c.Request().Context(), accountOf(c), id, Decision(in)))
+	}
 }
 
-func decision(c echo.Context) (id int64, d Decision, err error) {
-	var in decisionJSON
-	if id, err = idOf(c, "id"); err == nil {
-		err = decode(c, &in)
-	}
-	return id, Decision(in), err
-}
-
-func (s *Server) approve(c echo.Context) error {
-	id, d, err := decision(c)
-	if err != nil {
-		return err
-	}
-	return s.answer(c)(s.service.Approve(c.Request().Context(), accountOf(c), id, d))
-}
-
-func (s *Server) reject(c echo.Context) error {
-	id, d, err := decision(c)
-	if err != nil {
-		return err
-	}
-	return s.answer(c)(s.service.Reject(c.Request().Context(), accountOf(c), id, d))
-}
-
-func (s *Server) pauseBackfill(c echo.Context) error {
-	id, d, err := decision(c)
-	if err != nil {
-		return err
-	}
-	return s.answer(c)(s.service.Pause(c.Request().Context(), accountOf(c), id, d.Note))
-}
-
-func (s *Server) resumeBackfill(c echo.Context) error {
-	id, d, err := decision(c)
-	if err != nil {
-		return err
-	}
-	return s.answer(c)(s.service.Resume(c.Request().Context(), accountOf(c), id, d.Note))
-}
-
-func (s *Server) cancelBackfill(c echo.Context) error {
-	id, d, err := decision(c)
-	if err != nil {
-		return err
-	}
-	return s.answer(c)(s.service.Cancel(c.Request().Context(), accountOf(c), id, d.Note))
+// hold handles pause, resume and cancel.
+func (s *Server) hold(do func(context.Context, Account, int64, string) (*backfill.Request, error)) echo.HandlerFunc {
+	return s.decide(func(ctx context.Context, a Account, id int64, d Decision) (*backfill.Request, error) {
+		return do(ctx, a, id, d.Note)
+	})
 }

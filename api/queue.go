@@ -129,20 +129,20 @@ func (s *Server) listHistory(c echo.Context) error {
 	return listPage(c, all, seqOf, showEntry)
 }
 
-func (s *Server) retryChange(c echo.Context) error { return wish(c, "retry", s.service.Retry) }
-func (s *Server) skipChange(c echo.Context) error  { return wish(c, "skip", s.service.Skip) }
-
-// wish answers 202: the receiving agent does it on its next cycle.
-func wish(c echo.Context, name string, do func(ctx context.Context, a Account, site string, seq int64) error) error {
-	seq, err := idOf(c, "seq")
-	if err != nil {
-		return err
+// wish handles retry and skip, and answers 202: the receiving agent does it on its
+// next cycle.
+func wish(name string, do func(ctx context.Context, a Account, site string, seq int64) error) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		seq, err := idOf(c, "seq")
+		if err != nil {
+			return err
+		}
+		if err := do(c.Request().Context(), accountOf(c), c.Param("site"), seq); err != nil {
+			return err
+		}
+		return c.JSON(http.StatusAccepted, struct {
+			Seq  int64  `json:"seq"`
+			Wish string `json:"wish"`
+		}{seq, name})
 	}
-	if err := do(c.Request().Context(), accountOf(c), c.Param("site"), seq); err != nil {
-		return err
-	}
-	return c.JSON(http.StatusAccepted, struct {
-		Seq  int64  `json:"seq"`
-		Wish string `json:"wish"`
-	}{seq, name})
 }

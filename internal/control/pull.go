@@ -72,7 +72,7 @@ func (s *Store) verify(ctx context.Context, d backfill.Direction, at Position) e
 }
 
 func lost(d backfill.Direction, format string, args ...any) error {
-	return backfill.Errorf(backfill.Refused, "%s: %s %s: one of the two databases was restored; open a new epoch with backfill site new-epoch --site %s and reconcile every table",
+	return backfill.Errorf(backfill.Refused, "%s: %s %s: one of the two databases was restored; open a new epoch with backfill site new-epoch %s and reconcile every table",
 		d, d.To, fmt.Sprintf(format, args...), d.Site)
 }
 

@@ -58,7 +58,7 @@ func (p *Push) Continues(batch int64, nonce string) error {
 		return nil
 	}
 	return backfill.Errorf(backfill.Refused,
-		"%s remembers push %d as its last, the control database push %d: one of them was restored or set up anew; open a new epoch with backfill site new-epoch --site %s",
+		"%s remembers push %d as its last, the control database push %d: one of them was restored or set up anew; open a new epoch with backfill site new-epoch %s",
 		p.direction.From, batch, p.batch, p.direction.Site)
 }
 

@@ -175,7 +175,7 @@ func (s *Store) CheckIdentity(ctx context.Context, site, side, systemIdentifier,
 	}
 	if sys != systemIdentifier || tl != timeline {
 		return backfill.Errorf(backfill.Refused,
-			"%s is another cluster or timeline than before (system %s timeline %s, was %s timeline %s): after a failover or restore open a new epoch with backfill site new-epoch --site %s",
+			"%s is another cluster or timeline than before (system %s timeline %s, was %s timeline %s): after a failover or restore open a new epoch with backfill site new-epoch %s",
 			side, systemIdentifier, timeline, sys, tl, site)
 	}
 	return nil

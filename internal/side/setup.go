@@ -84,7 +84,8 @@ CREATE TABLE IF NOT EXISTS {schema}.outbox (
 );
 -- The last push, stored with the outbox's deletion.
 CREATE TABLE IF NOT EXISTS {schema}.pushed (
-    one boolean PRIMARY KEY DEFAULT true CHECK (one), batch bigint NOT NULL DEFAULT 0, nonce text NOT NULL DEFAULT ''
+    one boolean PRIMARY KEY DEFAULT true CHECK (one), epoch integer NOT NULL DEFAULT 1,
+    batch bigint NOT NULL DEFAULT 0, nonce text NOT NULL DEFAULT ''
 );
 INSERT INTO {schema}.pushed DEFAULT VALUES ON CONFLICT DO NOTHING;
 -- How far the other side's changes have been applied here, stored with the rows.
@@ -328,14 +329,30 @@ func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (string, 
 	return strings.Join(problems, "; "), nil
 }
 
-// Ready fails when the side was not set up, or not for this site and side.
-func (db *DB) Ready(ctx context.Context) error {
-	var there bool
-	if err := db.pool.QueryRow(ctx, `SELECT to_regclass($1) IS NOT NULL`, db.schema+".held").Scan(&there); err != nil {
-		return err
-	}
-	if !there {
-		return backfill.Errorf(backfill.Refused, "side %s of site %s is not set up: run backfill setup --site %s --side %s", db.Side, db.Site, db.Site, db.Side)
-	}
-	return nil
+// Epoch is the site's epoch as this side knows it; it fails when the side was not
+// set up.
+func (db *DB) Epoch(ctx context.Context) (epoch int, err error) {
+	err = db.pool.QueryRow(ctx, `SELECT epoch FROM `+db.schema+`.pushed`).Scan(&epoch)
+	return epoch, db.orNotSetUp(err)
+}
+
+// Begin starts a new epoch on this side: the number and nonce of the last push and
+// the position are taken over, and what was set aside is forgotten. Captured keys
+// stay in the outbox.
+func (db *DB) Begin(ctx context.Context, epoch int, batch int64, nonce string, at Position) error {
+	return db.in(ctx, writing, func(tx pgx.Tx) error {
+		for _, step := range []struct {
+			sql  string
+			args []any
+		}{
+			{`UPDATE ` + db.schema + `.pushed SET epoch = $1, batch = $2, nonce = $3`, []any{epoch, batch, nonce}},
+			{`UPDATE ` + db.schema + `.applied SET seq = $1, nonce = $2`, []any{at.Seq, at.Nonce}},
+			{`DELETE FROM ` + db.schema + `.held`, nil},
+		} {
+			if _, err := tx.Exec(ctx, step.sql, step.args...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

@@ -1,0 +1,226 @@
+package ui_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+)
+
+// review opens the request of 100,000 rows.
+func (w *world) review() *tab {
+	w.t.Helper()
+	b := w.open(adminToken, fmt.Sprintf("/backfills/%d", w.request("public.students", backfill.AwaitingReview)))
+	b.until(`document.querySelectorAll(".window .r .swatch").length > 10`)
+	return b
+}
+
+const focusedRow = `document.activeElement.closest(".window .r")?.getAttribute("aria-rowindex")`
+
+func TestStagedRowsComeAsOneScrolls(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	require.Contains(t, b.text(".tail"), "of 100,000 rows")
+	most := 0
+	loaded := func() int { return eval[int](b, `parseInt(document.querySelector(".tail").innerText.replaceAll(",", "")) || 0`) }
+	for i := 0; loaded() < 12000; i++ {
+		require.Less(t, i, 200, "scrolling brings no more rows")
+		before := loaded()
+		eval[any](b, `scrollTo(0, document.documentElement.scrollHeight), null`)
+		b.until(fmt.Sprintf(`(parseInt(document.querySelector(".tail").innerText.replaceAll(",", "")) || 0) > %d`, before))
+		most = max(most, eval[int](b, `document.querySelectorAll(".window .r").length`))
+	}
+	require.Less(t, most, 100, "only rows near the window are in the document")
+
+	// Back to the top: those pages were forgotten, and are read again.
+	eval[any](b, `scrollTo(0, 0), null`)
+	b.until(`document.querySelector('.window .r[aria-rowindex="2"]:not(.loading)')?.innerText.includes("64231")`)
+	eval[any](b, `scrollTo(0, 34 * 6000), null`)
+	b.until(`[...document.querySelectorAll(".window .r")].length > 10 && document.querySelectorAll(".window .r.loading").length === 0`)
+	order := eval[[]int](b, `[...document.querySelectorAll(".window .r")].map((r) => Number(r.getAttribute("aria-rowindex")))`)
+	for i := 1; i < len(order); i++ {
+		require.Equal(t, order[i-1]+1, order[i], "rows stand in reading order, none left out: %v", order)
+	}
+	b.clean()
+}
+
+func TestWholeRowOnHoverFocusAndTap(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	require.Contains(t, b.text("#panel"), "64231", "the first row stands there from the start")
+
+	// Pointing at a row.
+	x, y := eval[float64](b, `document.querySelector('.window .r[aria-rowindex="6"]').getBoundingClientRect().x + 200`), eval[float64](b, `document.querySelector('.window .r[aria-rowindex="6"]').getBoundingClientRect().y + 10`)
+	b.do(chromedp.MouseEvent(chromedp.MouseMoved, x, y))
+	b.until(`document.querySelector("#panel").innerText.includes("64235")`)
+	for _, column := range []string{"enrolled_at", "balance", "notes", "active"} {
+		require.Contains(t, b.text("#panel"), column, "columns that are not in the list are in the panel")
+	}
+
+	// Focus.
+	eval[any](b, `document.querySelector('.window .r[aria-rowindex="4"]').focus(), null`)
+	b.until(`document.querySelector("#panel").innerText.includes("64233")`)
+
+	// A long value, then all of it.
+	eval[any](b, `document.querySelector('.window .r[aria-rowindex="3"]').focus(), null`)
+	b.until(`document.querySelector("#panel .all")`)
+	b.click("#panel .all")
+	require.Greater(t, eval[int](b, `document.querySelector("#panel").innerText.length`), 10000)
+
+	// Both values of an overwrite, the changed columns marked.
+	b.click(`a[data-effect="overwrite"]`)
+	b.until(`document.querySelector(".window .r .effect")?.innerText.includes("Overwrite")`)
+	eval[any](b, `document.querySelector('.window .r[aria-rowindex="2"]').focus(), null`)
+	b.until(`document.querySelectorAll("#panel tr.changed").length === 2`)
+	require.Contains(t, b.text("#panel tr.changed"), "class")
+	require.Contains(t, b.text("#panel thead"), "central now")
+	require.Equal(t, []string{"6A", "8D"}, eval[[]string](b, `[...document.querySelector("#panel tr.changed").querySelectorAll("td")].map((d) => d.innerText)`))
+
+	// On a narrow screen a tap opens it as a sheet, and Escape closes it.
+	b.do(chromedp.EmulateViewport(360, 740, chromedp.EmulateTouch))
+	command(b, emulation.SetTouchEmulationEnabled, emulation.SetTouchEmulationEnabledParams{Enabled: true})
+	b.do(chromedp.Reload())
+	b.until(`document.querySelectorAll(".window .r .swatch").length > 5`)
+	require.False(t, eval[bool](b, `document.querySelector("#panel").classList.contains("shown")`))
+	eval[any](b, `document.querySelector('.window .r[aria-rowindex="5"]').scrollIntoView({ block: "center" }), null`)
+	b.do(chromedp.Tap(chromedp.CSS(`.window .r[aria-rowindex="5"]`)))
+	b.until(`document.querySelector("#panel.shown") && getComputedStyle(document.querySelector("#panel")).visibility === "visible"`)
+	b.click("#panel .close")
+	b.until(`!document.querySelector("#panel.shown")`)
+	b.clean()
+}
+
+func TestRowsByKeyboard(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	// Tab reaches the list once, and leaves it at once.
+	eval[any](b, `document.querySelector('a[data-effect="unknown"]').focus(), null`)
+	b.keys(kb.Tab)
+	require.Equal(t, "2", eval[string](b, focusedRow))
+	b.keys(kb.ArrowDown, kb.ArrowDown, kb.ArrowUp)
+	require.Equal(t, "3", eval[string](b, focusedRow))
+	b.until(`document.querySelector("#panel").innerText.includes("64232")`)
+	for range 30 {
+		b.keys(kb.ArrowDown)
+	}
+	require.Equal(t, "33", eval[string](b, focusedRow))
+	require.True(t, eval[bool](b, `(() => { const r = document.activeElement.getBoundingClientRect(); return r.top > 49 && r.bottom <= document.querySelector(".decide").getBoundingClientRect().top; })()`),
+		"the focused row is not under the header or the bar")
+	b.keys(kb.End)
+	b.until(focusedRow + ` >= 201`)
+	last := eval[string](b, focusedRow)
+	b.keys(kb.ArrowDown, kb.ArrowDown)
+	b.until(focusedRow + ` > ` + last)
+	b.keys(kb.Enter)
+	require.True(t, eval[bool](b, `document.querySelector("#panel").contains(document.activeElement)`))
+	b.keys(kb.Escape)
+	require.NotEmpty(t, eval[string](b, focusedRow), "Escape goes back to the row")
+	b.keys(kb.Home)
+	require.Equal(t, "2", eval[string](b, focusedRow))
+
+	// The filter, by key.
+	eval[any](b, `document.querySelector('a[data-effect="identical"]').focus(), null`)
+	b.keys(kb.Enter)
+	b.until(`document.querySelector(".window .r .effect")?.innerText.includes("Identical") && location.search === "?effect=identical"`)
+	require.Equal(t, "identical", eval[string](b, `document.querySelector('.figures [aria-current]').dataset.effect`))
+	require.Contains(t, b.text(".tail"), "of 2,000 rows")
+	b.clean()
+}
+
+func TestApproving(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	b.click("#approve")
+	dialog := b.text("#approving")
+	for _, part := range []string{"Release 100,000 rows to central?", "91,000", "6,000", "2,000", "91,000 rows will be inserted, 6,000 rows of central will be overwritten", "1,000 rows not compared yet"} {
+		require.Contains(t, dialog, part)
+	}
+	b.click("#approving [name=skip_identical]")
+	b.do(chromedp.SendKeys(chromedp.CSS("#approve-note"), "read the overwrites"))
+	b.click("#approving .primary")
+	b.until(`document.querySelector(".pill").innerText.includes("Releasing")`)
+	require.Contains(t, b.text("main"), "read the overwrites")
+	require.False(t, eval[bool](b, `document.querySelector(".decide") !== null`))
+	r, err := w.store.Request(t.Context(), w.request("public.students", backfill.Releasing))
+	require.NoError(t, err)
+	require.True(t, r.SkipIdentical)
+	require.Equal(t, "ada", r.ReviewedBy)
+	b.clean()
+}
+
+func TestRejectingNeedsANote(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	b.click("#reject")
+	b.click("#rejecting .danger")
+	require.True(t, eval[bool](b, `document.getElementById("rejecting").open && document.querySelector("#reject-note:invalid") !== null`))
+	b.do(chromedp.SendKeys(chromedp.CSS("#reject-note"), "   "))
+	b.click("#rejecting .danger")
+	b.until(`document.querySelector("#rejecting .problem").innerText.includes("note")`)
+	b.do(chromedp.SendKeys(chromedp.CSS("#reject-note"), "not these"))
+	b.click("#rejecting .danger")
+	b.until(`document.querySelector(".pill").innerText.includes("Rejected")`)
+	require.Contains(t, b.text("main"), "not these")
+	require.Greater(t, eval[int](b, `document.querySelectorAll(".window .r .swatch").length`), 10, "the rows stay readable")
+}
+
+func TestTwoPeopleDeciding(t *testing.T) {
+	w := newWorld(t)
+	a, b := w.review(), w.review()
+	id := w.request("public.students", backfill.AwaitingReview)
+
+	// The rows change while somebody has the dialog open.
+	a.click("#approve")
+	w.exec(fmt.Sprintf("request %d", id), `UPDATE backfill_control.request SET revision = revision + 1, n_insert = n_insert - 5, n_overwrite = n_overwrite + 5 WHERE id = $1`, id)
+	a.until(`document.querySelector("#approving .problem").innerText.includes("have changed") && document.querySelector("#approving .primary").disabled`)
+	a.keys(kb.Escape)
+	a.click("#approve")
+	require.False(t, eval[bool](a, `document.querySelector("#approving .primary").disabled`), "who has gone back and looked may go on")
+	require.Contains(t, a.text("#approving"), "6,005")
+
+	// The other decides meanwhile.
+	b.until(`document.querySelector(".decide").innerText.includes("6,005")`)
+	b.click("#reject")
+	b.do(chromedp.SendKeys(chromedp.CSS("#reject-note"), "no"))
+	b.click("#rejecting .danger")
+	a.until(`!document.querySelector("#approving") && document.querySelector("#toast").innerText.includes("takes no decision now")`)
+	require.Contains(t, a.text(".pill"), "Rejected")
+}
+
+func TestSignalsForTheConsole(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	b.click("#console summary")
+	require.JSONEq(t, `{"by": "ada", "revision": 3, "note": ""}`, b.text("#payload-approve"))
+	require.Contains(t, b.text("#console"), "backfill/maple/public.students/school")
+	require.Equal(t, "http://127.0.0.1:8233/namespaces/default/workflows/backfill%2Fmaple%2Fpublic.students%2Fschool",
+		eval[string](b, `document.querySelector('.line a').href`))
+}
+
+func TestSupersededRowsAreMarked(t *testing.T) {
+	w := newWorld(t)
+	b := w.open(adminToken, fmt.Sprintf("/backfills/%d", w.request("public.teachers", backfill.Releasing)))
+	b.until(`document.querySelector(".window .r.superseded")`)
+	require.Contains(t, b.text(".window .r.superseded"), "Superseded")
+	eval[any](b, `document.querySelector(".window .r.superseded").focus(), null`)
+	b.until(`document.querySelector("#panel").innerText.includes("a newer change of this key overtook it")`)
+	require.Contains(t, b.text("main"), "a newer change overtook them")
+	b.clean()
+}
+
+func TestNoRowAndOneRow(t *testing.T) {
+	w := newWorld(t)
+	b := w.open(adminToken, fmt.Sprintf("/backfills/%d", w.request("public.rooms", backfill.Pending)))
+	b.until(`document.querySelector(".tail").innerText.includes("No rows staged so far")`)
+	b = w.open(adminToken, fmt.Sprintf("/backfills/%d", w.request("public.guardians", backfill.AwaitingReview)))
+	b.until(`document.querySelector(".tail").innerText === "1 row"`)
+	require.Contains(t, b.text(".decide"), "1 row staged")
+	b.click("#approve")
+	require.Contains(t, b.text("#approving"), "Release 1 row to central?")
+}
+
