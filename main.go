@@ -16,7 +16,12 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"backfill/activities"
 	"backfill/internal/cli"
+	"backfill/internal/control"
+	"backfill/internal/dev"
+	"backfill/internal/serve"
+	"backfill/internal/side"
 )
 
 func main() {
@@ -96,6 +101,10 @@ type (
 	}
 )
 
+func (t temporalFlags) temporal() serve.Temporal {
+	return serve.Temporal{HostPort: t.Temporal, Namespace: t.Namespace}
+}
+
 type devCmd struct {
 	State    string        `env:"BACKFILL_STATE" placeholder:"DIR" help:"Keep everything here and go on from it when started again. Default: ${state}."`
 	Listen   string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where the API and the web pages listen (${default})."`
@@ -138,7 +147,7 @@ func (c *devCmd) Validate() error {
 }
 
 func (c *devCmd) Run(ctx context.Context, out io.Writer) error {
-	o := devOptions{
+	o := dev.Options{
 		State: c.State, Listen: c.Listen, Token: c.Token, Control: c.Control, Temporal: c.Temporal, Site: c.Site, From: c.From,
 		Sides: map[string]string{}, Tables: c.Table, Cycle: c.Cycle, Demo: c.Demo, Verbose: c.Verbose,
 	}
@@ -149,7 +158,7 @@ func (c *devCmd) Run(ctx context.Context, out io.Writer) error {
 		o.Sides[s.Name] = s.DSN
 		o.SideOrder = append(o.SideOrder, s.Name)
 	}
-	return devRun(ctx, o, out)
+	return dev.Run(ctx, o, out)
 }
 
 // namedDSN is a side as it is given to dev. Its errors do not repeat what was
@@ -175,12 +184,21 @@ type apiCmd struct {
 	logFlags
 }
 
-func (c *apiCmd) Run(ctx context.Context, out io.Writer) error { return todo("api") }
+func (c *apiCmd) Run(ctx context.Context) error {
+	log, err := serve.NewLog(c.Verbose)
+	if err != nil {
+		return err
+	}
+	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Log: log}.Run(ctx)
+}
 
 type workerCmd struct {
 	Control  bool      `xor:"role" required:"" help:"Run workflows and what they do on the control database."`
 	Agent    agentName `xor:"role" required:"" placeholder:"SITE/SIDE" help:"Run the agent of this side. It alone needs to reach the side's database."`
 	Database string    `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"With --agent: connection string of the side's database."`
+
+	Cycle     time.Duration `default:"500ms" placeholder:"DURATION" help:"With --agent: how long an idle agent waits before it looks for changes again (${default})."`
+	PublicURL string        `name:"public-url" placeholder:"URL" help:"With --control: where people reach the API, for links in Temporal's console."`
 
 	ControlDatabase string `required:"" env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database."`
 	temporalFlags
@@ -195,7 +213,17 @@ func (c *workerCmd) Validate() error {
 	return nil
 }
 
-func (c *workerCmd) Run(ctx context.Context, out io.Writer) error { return todo("worker") }
+func (c *workerCmd) Run(ctx context.Context) error {
+	log, err := serve.NewLog(c.Verbose)
+	if err != nil {
+		return err
+	}
+	w := serve.Worker{Control: c.ControlDatabase, Temporal: c.temporal(), PublicURL: c.PublicURL, Log: log}
+	if c.Control {
+		return w.RunControl(ctx)
+	}
+	return w.RunAgent(ctx, c.Agent.Site, c.Agent.Side, c.Database, activities.Settings{Cycle: c.Cycle})
+}
 
 // agentName is the side that an agent works beside.
 type agentName struct{ Site, Side string }
@@ -210,28 +238,84 @@ func (a *agentName) UnmarshalText(text []byte) error {
 
 type migrateCmd struct{ controlFlag }
 
-func (c *migrateCmd) Run(ctx context.Context, out io.Writer) error { return todo("migrate") }
+func (c *migrateCmd) Run(ctx context.Context, out io.Writer) error {
+	done, err := control.Migrate(ctx, c.Control)
+	if err != nil {
+		return err
+	}
+	if len(done) == 0 {
+		_, err = fmt.Fprintln(out, "the control database is up to date")
+		return err
+	}
+	_, err = fmt.Fprintf(out, "the control database was brought to version %d\n", done[len(done)-1])
+	return err
+}
 
-// sideFlags say which side to set up.
+// sideFlags say which side to set up, and where it and the control database are.
 type sideFlags struct {
-	Site    string `required:"" placeholder:"SITE" help:"The site."`
-	Side    string `required:"" placeholder:"SIDE" help:"Which of its two sides."`
-	Control string `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database, which knows the site's tables."`
+	Site     string `required:"" placeholder:"SITE" help:"The site."`
+	Side     string `required:"" placeholder:"SIDE" help:"Which of its two sides."`
+	Control  string `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database, which knows the site's tables. Default: the one in the state directory."`
+	Database string `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"Connection string of the side's database, as somebody who may create schemas and triggers. Default: the one in the state directory."`
+	Role     string `placeholder:"ROLE" help:"The role the side's agent signs in as. Default: the one of --database."`
+	State    string `env:"BACKFILL_STATE" placeholder:"DIR" help:"The state directory of a backfill dev on this machine. Default: ${state}."`
 }
 
-type setupSQLCmd struct {
-	sideFlags
-	Database string `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"Connection string of the side's database, to print what it still needs."`
+// setup takes what was not given from the state directory of a backfill dev.
+func (c *sideFlags) setup() (serve.Setup, error) {
+	s := serve.Setup{Control: c.Control, Database: c.Database, Site: c.Site, Side: c.Side, Role: c.Role}
+	if s.Control != "" && s.Database != "" {
+		return s, nil
+	}
+	if c.State == "" {
+		c.State = cli.DefaultState()
+	}
+	r, err := dev.Recall(c.State)
+	if err != nil {
+		return s, fmt.Errorf("give --control and --database, or the state directory of a backfill dev with --state: %w", err)
+	}
+	if s.Control == "" {
+		s.Control = r.Control
+	}
+	if s.Database == "" {
+		s.Database = r.Sides[c.Side]
+	}
+	return s, nil
 }
 
-func (c *setupSQLCmd) Run(ctx context.Context, out io.Writer) error { return todo("setup-sql") }
+type setupSQLCmd struct{ sideFlags }
 
-type setupCmd struct {
-	sideFlags
-	Database string `required:"" env:"BACKFILL_DATABASE" placeholder:"DSN" help:"Connection string of the side's database, as somebody who may create schemas, roles and triggers."`
+func (c *setupSQLCmd) Run(ctx context.Context, out io.Writer) error {
+	s, err := c.setup()
+	if err != nil {
+		return err
+	}
+	steps, err := s.Steps(ctx, false)
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(out, side.Script(steps))
+	return err
 }
 
-func (c *setupCmd) Run(ctx context.Context, out io.Writer) error { return todo("setup") }
+type setupCmd struct{ sideFlags }
+
+func (c *setupCmd) Run(ctx context.Context, out io.Writer) error {
+	s, err := c.setup()
+	if err != nil {
+		return err
+	}
+	steps, err := s.Steps(ctx, true)
+	if err != nil {
+		return err
+	}
+	for _, step := range steps {
+		if _, err := fmt.Fprintln(out, "done: "+step.Title); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 type tokenCmd struct {
 	Create tokenCreateCmd `cmd:"" group:"commands" help:"Make a token and print it, this once. The same name again replaces the token."`
@@ -245,15 +329,43 @@ type tokenCreateCmd struct {
 	Role string `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: viewer, requester, reviewer or admin; each includes the ones before it."`
 }
 
-func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error { return todo("token create") }
+func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error {
+	return withStore(ctx, c.Control, func(s *control.Store) error {
+		secret := control.NewSecret()
+		if err := s.PutToken(ctx, serve.Name(), c.Name, control.Role(c.Role), secret); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintln(out, secret)
+		return err
+	})
+}
 
 type tokenListCmd struct{ controlFlag }
 
-func (c *tokenListCmd) Run(ctx context.Context, out io.Writer) error { return todo("token list") }
+func (c *tokenListCmd) Run(ctx context.Context, out io.Writer) error {
+	return withStore(ctx, c.Control, func(s *control.Store) error {
+		tokens, err := s.Tokens(ctx)
+		if err != nil {
+			return err
+		}
+		return cli.PrintTokens(out, tokens)
+	})
+}
 
 type tokenRevokeCmd struct {
 	controlFlag
 	Name string `arg:"" help:"The token's name."`
 }
 
-func (c *tokenRevokeCmd) Run(ctx context.Context, out io.Writer) error { return todo("token revoke") }
+func (c *tokenRevokeCmd) Run(ctx context.Context) error {
+	return withStore(ctx, c.Control, func(s *control.Store) error { return s.RevokeToken(ctx, serve.Name(), c.Name) })
+}
+
+func withStore(ctx context.Context, dsn string, fn func(*control.Store) error) error {
+	s, err := control.Open(ctx, dsn)
+	if err != nil {
+		return err
+	}
+	defer s.Disconnect()
+	return fn(s)
+}

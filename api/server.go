@@ -103,6 +103,7 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/sites", s.listSites},
 		{http.MethodPost, "/sites", s.createSite},
 		{http.MethodGet, "/sites/{site}", s.getSite},
+		{http.MethodPost, "/sites/{site}/epoch", s.newEpoch},
 		{http.MethodGet, "/sites/{site}/events", s.siteEvents},
 		{http.MethodGet, "/sites/{site}/tables", s.listTables},
 		{http.MethodPut, "/sites/{site}/tables/{table}", s.putTable},

@@ -53,6 +53,17 @@ func (s *Service) CreateSite(ctx context.Context, a Account, name string, sides 
 	return s.Site(ctx, name)
 }
 
+// NewEpoch declares a new beginning for a site after a restore or a failover.
+func (s *Service) NewEpoch(ctx context.Context, a Account, site, note string) (*Site, error) {
+	if err := a.needs(control.Admin, "opening a new epoch"); err != nil {
+		return nil, err
+	}
+	if err := s.Store.NewEpoch(ctx, a.Name, site, note); err != nil {
+		return nil, err
+	}
+	return s.Site(ctx, site)
+}
+
 type siteJSON struct {
 	Name      string     `json:"name"`
 	Epoch     int        `json:"epoch"`
@@ -118,4 +129,18 @@ func (s *Server) createSite(c echo.Context) error {
 	}
 	c.Response().Header().Set(echo.HeaderLocation, prefix+"/sites/"+site.Name)
 	return c.JSON(http.StatusCreated, showSite(*site))
+}
+
+func (s *Server) newEpoch(c echo.Context) error {
+	var in struct {
+		Note string `json:"note"`
+	}
+	if err := decode(c, &in); err != nil {
+		return err
+	}
+	site, err := s.service.NewEpoch(c.Request().Context(), accountOf(c), c.Param("site"), in.Note)
+	if err != nil {
+		return err
+	}
+	return c.JSON(http.StatusOK, showSite(*site))
 }

@@ -26,13 +26,51 @@ func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c
 	if err := a.needs(control.Admin, "configuring a table"); err != nil {
 		return nil, err
 	}
-	if c.CapturedFrom == nil {
-		// The store takes the sides of a known table from here when they are to stay.
-		if t, err := s.Store.Table(ctx, site, table); err == nil {
-			c.CapturedFrom = t.CapturedFrom
+	_, err := s.Store.Table(ctx, site, table)
+	added := backfill.CodeOf(err) == backfill.NotFound
+	t, err := s.Store.PutTable(ctx, a.Name, site, table, c)
+	if err != nil || !added {
+		return t, err
+	}
+	if problem := s.inspected(ctx, t); problem != "" {
+		if err := s.Store.ForgetTable(ctx, a.Name, t.ID, problem); err != nil {
+			return nil, err
+		}
+		return nil, backfill.Errorf(backfill.Refused, "%s", problem)
+	}
+	return t, nil
+}
+
+// inspectFor is how long a new table's configuration waits for the agents to look
+// at the table. Those that are away look later, and the conditions tell.
+const inspectFor = 5 * time.Second
+
+// inspected waits until both agents have looked at a new table, and returns why it
+// cannot be synced, or "".
+func (s *Service) inspected(ctx context.Context, t *backfill.Table) string {
+	ctx, cancel := context.WithTimeout(ctx, inspectFor)
+	defer cancel()
+	for {
+		looks, err := s.Store.Looks(ctx, t)
+		if err != nil {
+			return ""
+		}
+		waiting := false
+		for _, l := range looks {
+			if l.Problem != "" {
+				return "side " + l.Side + ": " + l.Problem
+			}
+			waiting = waiting || l.Awaited
+		}
+		if !waiting {
+			return ""
+		}
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-time.After(100 * time.Millisecond):
 		}
 	}
-	return s.Store.PutTable(ctx, a.Name, site, table, c)
 }
 
 type operationsJSON struct {

@@ -143,7 +143,7 @@ func (b *tab) until(script string) {
 		}
 	}
 	seen, _ := chromedp.Run(b.ctx, chromedp.Evaluate[string](`document.body.innerText`))
-	require.FailNow(b.t, "waiting for "+script, "last error: %v; the page says:\n%.4000s", last, seen)
+	require.FailNow(b.t, "waiting for "+script, "last error: %v; the page says:\n%.700s", last, seen)
 }
 
 func (b *tab) text(selector string) string {

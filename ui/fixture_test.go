@@ -257,10 +257,6 @@ func fill(ctx context.Context, dsn string) error {
 			return fmt.Errorf("%w in %.200s", err, statement)
 		}
 	}
-	// A few decisions for the audit.
-	if _, err := store.PutTable(ctx, "ada", "maple", "public.grades", control.TableChange{Active: new(false), CapturedFrom: []string{"school"}}); err != nil {
-		return err
-	}
 	return store.Wish(ctx, "maple", 373, "retry", "grace")
 }
 
@@ -362,6 +358,13 @@ var fillSQL = []string{`
 	INSERT INTO backfill_control.effect (request_id, n, effect, receiver)
 	SELECT request_id, n, (ARRAY['o', 'i', '='])[n]::"char", CASE WHEN n = 1 THEN row[1:2] || '6A'::text || row[4:6] || '0.00'::text || row[8:] END
 	  FROM backfill_control.staged JOIN backfill_control.request r ON r.id = request_id WHERE r.staged <= 3`,
+
+	// What was decided.
+	`
+	INSERT INTO backfill_control.audit (at, account, action, site, subject, detail)
+	SELECT coalesce(r.reviewed_at, r.requested_at), coalesce(r.reviewed_by, r.requested_by), 'backfill.' || CASE WHEN r.reviewed_by IS NULL THEN 'request' WHEN r.state = 'REJECTED' THEN 'reject' ELSE 'approve' END,
+	       d.site, 'request ' || r.id || ' of ' || t.name || ' from ' || d.from_side, jsonb_build_object('note', coalesce(nullif(r.review_note, ''), r.note), 'revision', r.revision)
+	  FROM backfill_control.request r JOIN backfill_control.direction d ON d.id = r.direction JOIN backfill_control.table_config t ON t.id = r.table_id ORDER BY 1`,
 
 	// Queue and history of maple.
 	`

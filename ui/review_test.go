@@ -27,7 +27,9 @@ func TestStagedRowsComeAsOneScrolls(t *testing.T) {
 	b := w.review()
 	require.Contains(t, b.text(".tail"), "of 100,000 rows")
 	most := 0
-	loaded := func() int { return eval[int](b, `parseInt(document.querySelector(".tail").innerText.replaceAll(",", "")) || 0`) }
+	loaded := func() int {
+		return eval[int](b, `parseInt(document.querySelector(".tail").innerText.replaceAll(",", "")) || 0`)
+	}
 	for i := 0; loaded() < 12000; i++ {
 		require.Less(t, i, 200, "scrolling brings no more rows")
 		before := loaded()
@@ -223,4 +225,3 @@ func TestNoRowAndOneRow(t *testing.T) {
 	b.click("#approve")
 	require.Contains(t, b.text("#approving"), "Release 1 row to central?")
 }
-

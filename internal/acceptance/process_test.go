@@ -117,15 +117,6 @@ func (p *process) kill() {
 	<-p.exited
 }
 
-// killTree ends the process and all that it has started, as a power failure does.
-func (p *process) killTree() {
-	_ = p.cmd.Process.Signal(syscall.SIGSTOP) // it starts nothing more
-	for _, pid := range descendants(p.pid()) {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	p.kill()
-}
-
 // descendants are the processes that a process has started, directly or not.
 func descendants(pid int) []int {
 	children := map[int][]int{}

@@ -137,7 +137,7 @@ func (s *site) end() {
 	if s.dev != nil {
 		_ = s.dev.cmd.Process.Signal(syscall.SIGTERM)
 		if s.dev.exit(30*time.Second) == -1 {
-			s.dev.killTree()
+			s.killAll()
 		}
 	}
 	// After a kill -9 the control database's server is still there.
@@ -156,13 +156,16 @@ func (s *site) end() {
 	}
 }
 
-// tail is the last lines of a file.
+// tail is the last lines of a file, without those of answers that are no failure
+// of the program.
 func tail(path string, lines int) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}
-	all := strings.Split(strings.TrimSpace(string(text)), "\n")
+	all := slices.DeleteFunc(strings.Split(strings.TrimSpace(string(text)), "\n"), func(line string) bool {
+		return strings.Contains(line, `"msg":"http"`) && !strings.Contains(line, `"status":5`)
+	})
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
@@ -301,6 +304,27 @@ func (s *site) compare(table string) (onlyA, onlyB []string) {
 		return lines
 	}
 	return list(`SELECT line FROM pg_temp.theirs EXCEPT ALL ` + rows), list(rows + ` EXCEPT ALL SELECT line FROM pg_temp.theirs`)
+}
+
+// kill ends the program as kill -9 does, and leaves what it has started.
+func (s *site) kill() { s.dev.kill() }
+
+// killAll ends the program and all that it has started, as a power failure does.
+func (s *site) killAll() {
+	_ = s.dev.cmd.Process.Signal(syscall.SIGSTOP) // it starts nothing more
+	pids := descendants(s.dev.pid())
+	// The server of the control database may have outlived the run that started it.
+	if pid := s.controlPID(); pid != 0 {
+		pids = append(append(pids, pid), descendants(pid)...)
+	}
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	s.kill()
+	s.await("all processes to be gone", func() (bool, string) {
+		left := slices.DeleteFunc(pids, func(pid int) bool { return !running(pid) })
+		return len(left) == 0, fmt.Sprint(left)
+	})
 }
 
 // children are the processes the program has started and that still run.

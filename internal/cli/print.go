@@ -78,12 +78,15 @@ func runeColumns(r rune) int {
 
 // clip cuts s to a width, and shows that it did.
 func clip(s string, width int) string {
-	if columns(s) <= width {
+	switch {
+	case columns(s) <= width:
 		return s
+	case width < 1:
+		return ""
 	}
 	used := 0
 	for i, r := range s {
-		if used += runeColumns(r); used > width-1 {
+		if used += runeColumns(r); used >= width {
 			return s[:i] + "…"
 		}
 	}

@@ -16,9 +16,10 @@ import (
 
 // Site has the commands about sites.
 type Site struct {
-	List SiteList `cmd:"" group:"commands" default:"withargs" help:"List the sites."`
-	Show SiteShow `cmd:"" group:"commands" help:"Show a site: its sides, their agents, and what waits."`
-	Add  SiteAdd  `cmd:"" group:"commands" help:"Record a new site, a pair of databases to keep in sync. Needs role admin."`
+	List     SiteList     `cmd:"" group:"commands" default:"withargs" help:"List the sites."`
+	Show     SiteShow     `cmd:"" group:"commands" help:"Show a site: its sides, their agents, and what waits."`
+	NewEpoch SiteNewEpoch `cmd:"" name:"new-epoch" group:"commands" help:"Declare a new beginning after a database was restored or failed over. Needs role admin."`
+	Add      SiteAdd      `cmd:"" group:"commands" help:"Record a new site, a pair of databases to keep in sync. Needs role admin."`
 }
 
 // SiteList lists the sites.
@@ -55,6 +56,30 @@ func seen(x *side) string {
 		return "never seen"
 	}
 	return "seen " + ago(x.SeenAt)
+}
+
+// SiteNewEpoch opens a new epoch.
+type SiteNewEpoch struct {
+	Remote
+	Name string `arg:"" help:"The site."`
+	Note string `required:"" placeholder:"TEXT" help:"Why; it is kept."`
+}
+
+func (c *SiteNewEpoch) Help() string {
+	return `Call it once the databases are the ones to go on with. Open backfills end FAILED; what was not delivered yet is
+not delivered any more, because nobody can tell what the receiver already had. Backfill and compare every table.`
+}
+
+func (c *SiteNewEpoch) Run(ctx context.Context, s *session) error {
+	raw, err := s.c.call(ctx, http.MethodPost, "/sites/"+url.PathEscape(c.Name)+"/epoch", struct {
+		Note string `json:"note"`
+	}{c.Note})
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, func(x site) {
+		s.out.printf("site %s is in epoch %d: backfill and compare every table\n", x.Name, x.Epoch)
+	})
 }
 
 // SiteShow shows one site.

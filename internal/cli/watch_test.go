@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -142,22 +143,20 @@ func TestWatchSurvivesRestarts(t *testing.T) {
 	require.NoError(t, err)
 	address := l.Addr().String()
 	mux := http.NewServeMux()
-	streamed := make(chan struct{}, 1)
-	mux.HandleFunc("GET /api/v1/backfills/7/events", func(w http.ResponseWriter, r *http.Request) {
-		streamed <- struct{}{}
-		events(true, walking(10_000))(w, r)
-	})
+	mux.HandleFunc("GET /api/v1/backfills/7/events", events(true, walking(10_000)))
 	first := &http.Server{Handler: mux}
 	go first.Serve(l)
 
-	out := &lines{found: make(chan struct{}), want: "does not answer"}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	out := &written{changed: make(chan struct{}, 1)}
 	done := make(chan int)
 	go func() {
-		done <- Run(t.Context(), []string{"watch", "7", "--api", "http://" + address, "--token", secret}, out, io.Discard, &grammar{})
+		done <- Run(ctx, []string{"watch", "7", "--api", "http://" + address, "--token", secret}, out, io.Discard, &grammar{})
 	}()
-	<-streamed
+	out.await(t, ctx, "IN_PROGRESS 1 %")
 	first.Close()
-	<-out.found
+	out.await(t, ctx, "does not answer")
 
 	f := newFake(t, map[string]any{"GET /backfills/7": walking(20_000), "GET /backfills/7/events": func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Last-Event-ID") != "v1" {
@@ -172,23 +171,41 @@ func TestWatchSurvivesRestarts(t *testing.T) {
 	defer second.Close()
 	go second.Serve(l)
 	require.Equal(t, OK, <-done)
-	require.Contains(t, out.b.String(), "AWAITING_REVIEW")
+	out.await(t, ctx, "AWAITING_REVIEW")
 }
 
-// lines is an output that tells when a text has been written.
-type lines struct {
-	b     bytes.Buffer
-	want  string
-	found chan struct{}
+// written is an output that can be waited for.
+type written struct {
+	mu      sync.Mutex
+	b       bytes.Buffer
+	changed chan struct{}
 }
 
-func (l *lines) Write(p []byte) (int, error) {
-	had := strings.Contains(l.b.String(), l.want)
-	l.b.Write(p)
-	if !had && strings.Contains(l.b.String(), l.want) {
-		close(l.found)
+func (w *written) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	select {
+	case w.changed <- struct{}{}:
+	default:
 	}
-	return len(p), nil
+	return w.b.Write(p)
+}
+
+func (w *written) await(t *testing.T, ctx context.Context, text string) {
+	t.Helper()
+	for {
+		w.mu.Lock()
+		found := strings.Contains(w.b.String(), text)
+		w.mu.Unlock()
+		if found {
+			return
+		}
+		select {
+		case <-w.changed:
+		case <-ctx.Done():
+			require.FailNow(t, "never written", text)
+		}
+	}
 }
 
 func TestWatchInterrupted(t *testing.T) {

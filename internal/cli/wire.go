@@ -120,6 +120,7 @@ type side struct {
 }
 
 type site struct {
+	Epoch int    `json:"epoch"`
 	Name  string `json:"name"`
 	Sides []side `json:"sides"`
 	Lag   []struct {

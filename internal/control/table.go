@@ -58,7 +58,7 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		}
 		if _, err := tx.Exec(ctx, `
 			INSERT INTO backfill_control.table_config AS t (site, name, active, op_create, op_update, op_delete, captured_from, apply_order)
-			VALUES ($1, $2, coalesce($3, true), coalesce($4, true), coalesce($5, true), coalesce($6, true), $7, coalesce($8, 0))
+			VALUES ($1, $2, coalesce($3, true), coalesce($4, true), coalesce($5, true), coalesce($6, true), coalesce($7::text[], '{}'), coalesce($8, 0))
 			ON CONFLICT (site, name) DO UPDATE SET
 			    active = coalesce($3, t.active), op_create = coalesce($4, t.op_create), op_update = coalesce($5, t.op_update),
 			    op_delete = coalesce($6, t.op_delete), captured_from = coalesce($7, t.captured_from),
@@ -81,6 +81,44 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		return nil, err
 	}
 	return s.Table(ctx, site, parsed.String())
+}
+
+// Look is what a side's agent found of a newly configured table.
+type Look struct {
+	Side    string
+	Problem string // why the table cannot be synced at all, "" when it can
+	Awaited bool   // the agent lives and has not looked yet
+}
+
+// Looks tells how far the agents have looked at a table.
+func (s *Store) Looks(ctx context.Context, t *backfill.Table) ([]Look, error) {
+	rows, err := s.pool.Query(ctx, `
+		SELECT n.name, CASE WHEN s.layout_id IS NULL THEN coalesce(s.problem, '') ELSE '' END,
+		       s.layout_id IS NULL AND s.problem IS NULL AND coalesce(n.agent_seen_at > clock_timestamp() - interval '30 s', false)
+		  FROM backfill_control.side n JOIN backfill_control.table_side s ON s.side = n.name AND s.table_id = $1
+		 WHERE n.site = $2 ORDER BY n.name`, t.ID, t.Site)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Look])
+}
+
+// ForgetTable takes back the configuration of a table that turned out not to be
+// usable, before anything was sent of it.
+func (s *Store) ForgetTable(ctx context.Context, by string, id int32, why string) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.table_side WHERE table_id = $1`, id); err != nil {
+			return err
+		}
+		var site, name string
+		if err := tx.QueryRow(ctx, `DELETE FROM backfill_control.table_config WHERE id = $1 RETURNING site, name`, id).Scan(&site, &name); err != nil {
+			return one(err, "table %d", id)
+		}
+		if err := audit(ctx, tx, by, "table.refused", site, name, map[string]any{"why": why}); err != nil {
+			return err
+		}
+		return notify(ctx, tx, "site", site)
+	})
 }
 
 const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at`

@@ -19,7 +19,10 @@ type Table struct {
 	OID        uint32
 	Layout     *row.Layout
 	Partitions []string // quoted names of all partitions at all levels
-	Problem    string   // why it cannot be used and what to do; "" when it can
+	// Shape changes when rows may have changed, come or gone without an event of
+	// theirs: a column was altered, a partition attached or detached, the table replaced.
+	Shape   string
+	Problem string // why it cannot be used and what to do; "" when it can
 }
 
 // Describe reads a table's shape. A table that cannot be used, or is not there,
@@ -93,7 +96,13 @@ func describe(ctx context.Context, tx pgx.Tx, name string) (*Table, error) {
 			return nil, err
 		}
 	}
-	return t, nil
+	// ALTER COLUMN writes the column's catalog row anew, also when USING changes the
+	// values and not the type; VACUUM FULL and TRUNCATE do not.
+	err = tx.QueryRow(ctx, `
+		SELECT md5(concat_ws(' ',
+		    (SELECT string_agg(a.attnum || ':' || a.xmin::text, ',' ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = $1::oid AND a.attnum > 0),
+		    (SELECT string_agg(relid::oid::text, ',' ORDER BY relid::oid) FROM pg_partition_tree($1::oid::regclass)), $1::oid::text))`, t.OID).Scan(&t.Shape)
+	return t, err
 }
 
 func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
@@ -178,10 +187,37 @@ type Identity struct{ System, Timeline string }
 // timeline, which it changes; the timeline comes from the WAL's present position,
 // because the last checkpoint lags behind a promotion.
 func (db *DB) Identity(ctx context.Context) (id Identity, err error) {
-	err = db.pool.QueryRow(ctx, `
+	return identity(ctx, db.pool)
+}
+
+func identity(ctx context.Context, q interface {
+	QueryRow(context.Context, string, ...any) pgx.Row
+}) (id Identity, err error) {
+	err = q.QueryRow(ctx, `
 		SELECT (SELECT system_identifier::text FROM pg_control_system()), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)`).
 		Scan(&id.System, &id.Timeline)
 	return id, err
+}
+
+// Meet says which cluster and timeline the side was found on, and found right. From
+// then on nothing is read on another: a new connection can lead elsewhere.
+func (db *DB) Meet(id Identity) { db.met.Store(&id) }
+
+// same fails when a transaction runs elsewhere than where the side was met.
+func (db *DB) same(ctx context.Context, tx pgx.Tx) error {
+	met := db.met.Load()
+	if met == nil {
+		return nil
+	}
+	now, err := identity(ctx, tx)
+	if err != nil {
+		return err
+	}
+	if now != *met {
+		return backfill.Errorf(backfill.Refused, "%s has become another cluster or timeline (system %s timeline %s, was %s timeline %s)",
+			db.Side, now.System, now.Timeline, met.System, met.Timeline)
+	}
+	return nil
 }
 
 // ProposeOrder sorts tables so that parents come before children by the foreign

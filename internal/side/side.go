@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,7 +24,9 @@ import (
 type DB struct {
 	Site, Side string
 	pool       *pgxpool.Pool
-	schema     string // quoted
+	beats      *pgxpool.Pool // see Beat
+	schema     string        // quoted
+	met        atomic.Pointer[Identity]
 }
 
 // Open connects to the database of a side. The error names host and database but
@@ -43,9 +46,17 @@ func Open(ctx context.Context, site, name, dsn string) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("database of %s/%s: %w", site, name, err)
 	}
-	db := &DB{Site: site, Side: name, pool: pool, schema: row.Ident(SchemaName(site, name))}
-	if err := db.check(ctx); err != nil {
+	// Beats have connections of their own: they are made while others are held.
+	cfg = cfg.Copy()
+	cfg.MaxConns, cfg.MinConns = 2, 0
+	beats, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
 		pool.Close()
+		return nil, fmt.Errorf("database of %s/%s: %w", site, name, err)
+	}
+	db := &DB{Site: site, Side: name, pool: pool, beats: beats, schema: row.Ident(SchemaName(site, name))}
+	if err := db.check(ctx); err != nil {
+		db.Close()
 		return nil, fmt.Errorf("database of %s/%s: %w", site, name, err)
 	}
 	return db, nil
@@ -70,7 +81,10 @@ func (db *DB) check(ctx context.Context) error {
 }
 
 // Close ends all connections.
-func (db *DB) Close() { db.pool.Close() }
+func (db *DB) Close() {
+	db.pool.Close()
+	db.beats.Close()
+}
 
 // Where names the database without credentials: host:port/database.
 func (db *DB) Where() string {
@@ -132,11 +146,15 @@ func lock(ctx context.Context, tx pgx.Tx, table string) error {
 	return err
 }
 
-// Beat makes one small synchronous write. What was read before it, though it may
+// beat makes one small synchronous write. What was read before it, though it may
 // have been committed asynchronously, is then safe on disk too: a crash cannot
 // take it back and give its transaction ids out again.
-func (db *DB) Beat(ctx context.Context) error {
-	return db.in(ctx, writing, func(tx pgx.Tx) error {
+//
+// It is made in a session of its own before the reading transaction ends. When
+// that then ends well, its session has lived through the write: had the server
+// crashed and come back in between, the write would prove nothing.
+func (db *DB) beat(ctx context.Context) error {
+	return pgx.BeginTxFunc(ctx, db.beats, pgx.TxOptions{BeginQuery: writing}, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `SELECT pg_logical_emit_message(true, 'backfill', 'beat')`)
 		return err
 	})

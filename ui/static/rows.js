@@ -126,7 +126,8 @@ class List {
   }
 
   get finished() {
-    return this.pages.length > 0 && !this.pages.at(-1).next;
+    const last = this.pages.at(-1);
+    return last !== undefined && !last.fresh && !last.next;
   }
 
   pageOf(index) {
@@ -222,9 +223,9 @@ class List {
       const row = this.row((this.shown ??= 0));
       if (row && row !== this.panel.row) this.panel.show(row, this);
     }
-    // Screens higher than a page, and pages that were dropped, leave the end in view.
+    // The observer tells of changes only; the end may have stayed in view.
     const box = this.tail.getBoundingClientRect();
-    if (changed && !this.failed && box.top < innerHeight + ahead) this.more();
+    if (!this.failed && box.top < innerHeight + ahead) this.more();
   }
 
   rowHeight() {
