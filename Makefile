@@ -28,26 +28,25 @@ $(BIN)/backfill:
 $(BIN)/backfill-temporal: $(wildcard deploy/devserver/*.go) deploy/devserver/go.mod deploy/devserver/go.sum
 	@mkdir -p $(BIN)
 	@echo "building the development Temporal: the first time takes about 4 minutes on 2 cores, later ones seconds"
-	cd deploy/devserver && CGO_ENABLED=0 $(GO) build -trimpath -o ../../$@ .
+	cd deploy/devserver && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o ../../$@ .
 
 # A `temporal` on PATH serves as well.
 .PHONY: temporal
 temporal:
 	@command -v temporal >/dev/null || $(MAKE) --no-print-directory $(BIN)/backfill-temporal
 
-# PostgreSQL's server programs, from Debian's packages when this is root on Debian,
-# else with a word on what to install.
-.PHONY: postgres
-postgres:
-	@deploy/need-postgres
+# What is missing is installed, as root on Debian, else said.
+.PHONY: need-%
+need-%:
+	@deploy/need $*
 
 .PHONY: demo
-demo: postgres temporal $(BIN)/backfill ## run the demo: two databases, one missing history, and the web page
+demo: need-postgres temporal $(BIN)/backfill ## run the demo: two databases, one missing history, and the web page
 	$(BIN)/backfill dev --demo $(if $(STATE),--state $(STATE))
 
 .PHONY: test
-test: postgres temporal ## every test, with the race detector, on real PostgreSQL and Temporal
-	$(GO) test -race -timeout 25m ./...
+test: need-postgres need-cc need-chromium temporal ## every test, with the race detector, on real PostgreSQL and Temporal
+	CGO_ENABLED=1 $(GO) test -race -timeout 25m ./...
 
 .PHONY: check
 check: lint ## a quick look: linters, and the tests that need no server process
@@ -66,7 +65,7 @@ $(TOOLS)/staticcheck $(TOOLS)/workflowcheck:
 	GOBIN=$(abspath $(TOOLS)) $(GO) install $(if $(findstring staticcheck,$@),$(STATICCHECK),$(WORKFLOWCHECK))
 
 .PHONY: screenshots
-screenshots: postgres ## pictures of every page, into docs/img (needs Chromium)
+screenshots: need-postgres need-chromium ## pictures of every page, into docs/img (needs Chromium)
 	$(GO) test ./ui -run TestScreenshots -args -screenshots $(abspath docs/img)
 
 .PHONY: clean

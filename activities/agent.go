@@ -74,6 +74,20 @@ type Agent struct {
 	layouts map[string]int64   // ids by fingerprint
 	blocked map[string]blocked // tables whose changes cannot be pushed now
 	bells   map[chan struct{}]string
+
+	faults faults
+}
+
+// faults lets a test step in between two steps of a push, a page or an apply: to
+// look, to let something else happen first, or to fail as a crash would. Otherwise
+// it is nil.
+type faults func(point string) error
+
+func (f faults) at(point string) error {
+	if f == nil {
+		return nil
+	}
+	return f(point)
 }
 
 type blocked struct {
@@ -137,6 +151,7 @@ func (a *Agent) ready(ctx context.Context) error {
 	if err := a.store.CheckIdentity(ctx, a.db.Site, a.db.Side, id.System, id.Timeline); err != nil {
 		return err
 	}
+	a.db.Meet(id)
 	begin, err := a.store.Beginning(ctx, a.Out, a.In)
 	switch {
 	case err != nil || begin.Epoch == epoch:

@@ -62,7 +62,11 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 	if err != nil {
 		return err
 	}
-	return a.db.Classify(ctx, req.ID, req.Table, layout,
+	table, err := a.store.Table(ctx, req.Site, req.Table)
+	if err != nil {
+		return err
+	}
+	return a.db.Classify(ctx, req.ID, table.ID, req.Table, layout,
 		func(w io.Writer) error { return a.store.CopyStaged(ctx, req.ID, after, to, w) },
-		func(r io.Reader) error { return a.store.StoreEffects(ctx, req.ID, after, to, r) })
+		func(at int64, r io.Reader) error { return a.store.StoreEffects(ctx, req.ID, after, to, at, r) })
 }

@@ -37,20 +37,23 @@ func (p pushed) complete(table string) bool { return p.all && !p.left[table] }
 //
 //  1. the direction's lock on the control database;
 //  2. under it, one snapshot of the source: records, and the current rows of their keys;
-//  3. a synchronous write on the source, so that what was read outlives a crash;
+//  3. a synchronous write on the source, so that what was read outlives a crash
+//     (at the end of ReadOutbox);
 //  4. the commit of the entries;
 //  5. the deletion of exactly the records read.
 //
 // A crash between 4 and 5 pushes the keys again, read later.
 func (a *Agent) push(ctx context.Context) (pushed, error) {
 	out := pushed{left: map[string]bool{}}
-	tables, all, err := a.db.Pending(ctx, a.BatchRows)
-	out.all = all
+	blocked := a.stillBlocked()
+	for _, name := range blocked {
+		out.left[name] = true
+	}
+	pending, err := a.db.Pending(ctx, a.BatchRows, blocked)
+	out.all = pending.All
+	tables := pending.Tables
 	if err != nil || len(tables) == 0 {
 		return out, err
-	}
-	if tables = a.unblocked(tables, &out); len(tables) == 0 {
-		return out, nil
 	}
 	if err := a.ready(ctx); err != nil {
 		return out, err
@@ -74,14 +77,19 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		return false
 	})
 	if len(unknown) > 0 {
-		if err := a.db.Forget(ctx, unknown); err != nil {
+		// Just what was captured before it was seen that they are not configured.
+		if err := a.db.Forget(ctx, unknown, pending.Last); err != nil {
 			return out, err
 		}
 	}
 	if len(tables) == 0 {
 		return out, nil
 	}
+	if err := a.faults.at("push: locked"); err != nil {
+		return out, err
+	}
 	var seqs []int64
+	unreadable := false
 	err = a.db.ReadOutbox(ctx, tables, a.BatchRows, func(o *side.Outbox) error {
 		if err := p.Continues(o.Batch, o.Nonce); err != nil {
 			return err
@@ -97,17 +105,19 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 			c := config[t.Name.String()]
 			rules := side.Rules{Create: c.Active && c.Create, Update: c.Active && c.Update, Delete: c.Active && c.Delete}
 			if err := a.pushTable(ctx, p, o, t, c.ID, rules); err != nil {
-				if side.Permanent(err) {
+				if unreadable = side.Permanent(err); unreadable {
 					a.block(t.Name.String(), message(err))
+					out.left[t.Name.String()] = true
 				}
 				return fmt.Errorf("push %s: %w", t.Name, err)
 			}
 		}
-		return nil
+		return a.faults.at("push: read")
 	})
-	if side.Permanent(err) {
-		// The table is blocked: the next push goes on without it, and the agent's problem names it.
-		return pushed{}, nil
+	if unreadable {
+		// The next push goes on without the table, and the agent's problem names it.
+		out.all = false
+		return out, nil
 	}
 	if err != nil {
 		return out, err
@@ -115,7 +125,7 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	if len(seqs) == 0 {
 		return out, nil
 	}
-	if err := a.db.Beat(ctx); err != nil {
+	if err := a.faults.at("push: durable"); err != nil {
 		return out, err
 	}
 	nonce := rand.Text()
@@ -124,6 +134,9 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		return out, err
 	}
 	out.rows = p.Rows()
+	if err := a.faults.at("push: committed"); err != nil {
+		return out, err
+	}
 	return out, a.db.DeletePushed(ctx, seqs, batch, nonce)
 }
 
@@ -134,9 +147,17 @@ func (a *Agent) pushTable(ctx context.Context, p *control.Push, o *side.Outbox, 
 		}
 	}
 	if t.Gap {
-		if err := p.Gap(ctx, tableID, "a partition was truncated: which keys vanished was not recorded; request another backfill and reconcile"); err != nil {
+		if err := p.Gap(ctx, tableID, "a partition was truncated, or a key column renamed or dropped: which rows that touched was not recorded; request another backfill and reconcile"); err != nil {
 			return err
 		}
+	}
+	if t.Capture != "" {
+		if err := p.Broken(ctx, tableID, t.Capture); err != nil {
+			return err
+		}
+	}
+	if err := p.Shape(ctx, tableID, t.Shape); err != nil {
+		return err
 	}
 	if !t.Keys {
 		return nil
@@ -158,15 +179,17 @@ func (a *Agent) block(table, why string) {
 	a.blocked[table] = blocked{until: time.Now().Add(15 * time.Second), why: why}
 }
 
-func (a *Agent) unblocked(tables []string, out *pushed) []string {
+// stillBlocked lists the tables left alone for now.
+func (a *Agent) stillBlocked() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.DeleteFunc(tables, func(name string) bool {
-		if time.Now().Before(a.blocked[name].until) {
-			out.left[name] = true
-			return true
+	names := []string{}
+	for name, b := range a.blocked {
+		if time.Now().Before(b.until) {
+			names = append(names, name)
+		} else {
+			delete(a.blocked, name)
 		}
-		delete(a.blocked, name)
-		return false
-	})
+	}
+	return names
 }

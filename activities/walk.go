@@ -193,7 +193,7 @@ func (w *walk) freezeNow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f := control.Frozen{StartSeq: start, Floor: floor, Upper: upper}
+	f := control.Frozen{StartSeq: start, Floor: floor, Upper: upper, Shape: t.Shape}
 	if w.req.Key != nil {
 		if len(w.req.Key) != len(t.Layout.Key) {
 			return fmt.Errorf("%w: the key has %d columns, the request's key %d", side.ErrLayout, len(t.Layout.Key), len(w.req.Key))
@@ -243,9 +243,10 @@ func (w *walk) chunk(ctx context.Context, stopping <-chan struct{}) (done bool, 
 }
 
 // page stages the next page: rows and their snapshot from the source, a
-// synchronous write there, then rows, counters and resume key committed together.
+// synchronous write there (at the end of CopyPage), then rows, counters and resume
+// key committed together.
 func (w *walk) page(ctx context.Context) (int64, error) {
-	page := side.Page{RequestID: w.req.ID, Table: w.req.Table, Layout: w.layout, After: w.req.ResumeKey, UpTo: w.req.UpperKey,
+	page := side.Page{RequestID: w.req.ID, Table: w.req.Table, Layout: w.layout, Shape: w.req.Shape, After: w.req.ResumeKey, UpTo: w.req.UpperKey,
 		Numbered: w.req.Staged, Limit: w.size.Rows(), OneRow: w.req.Key != nil}
 	began := time.Now()
 	read := counter{}
@@ -256,7 +257,7 @@ func (w *walk) page(ctx context.Context) (int64, error) {
 		}, load); err != nil {
 			return err
 		}
-		return w.db.Beat(ctx)
+		return w.faults.at("page: read")
 	})
 	if err != nil {
 		return 0, fmt.Errorf("walk %s after (%s): %w", w.req.Table, w.req.ResumeKey, err)
@@ -281,6 +282,9 @@ func (w *walk) settle(ctx context.Context) error {
 			return err
 		}
 		if p.complete(w.req.Table) {
+			if err := w.db.Unchanged(ctx, w.req.Table, w.layout, w.req.Shape); err != nil {
+				return err
+			}
 			return w.store.Reviewable(ctx, w.lease)
 		}
 		if p.left[w.req.Table] {

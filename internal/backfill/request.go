@@ -69,6 +69,7 @@ type Request struct {
 	LeaseHolder           string
 	LeaseUntil            *time.Time
 	LayoutID              int64
+	Shape                 string // what the source table was made of when the walk began
 	SkipIdentical         bool
 	ReleasedUpTo          int64 // the last staged position release has passed
 }

@@ -275,7 +275,7 @@ func (c *Approve) Run(ctx context.Context, s *session) error {
 		SkipIdentical bool   `json:"skip_identical,omitempty"`
 		Note          string `json:"note,omitempty"`
 	}{revision, c.SkipIdentical, c.Note}, func(b *Backfill) {
-		s.out.printf("approved request %s at revision %s: %v staged rows of %s are being released to %s\n", id(b.ID), id(revision), b.Staged, b.Table, b.To)
+		s.out.printf("approved request %s at revision %s: %s of %s go to %s\n", id(b.ID), id(revision), rows(b.Staged, "staged "), b.Table, b.To)
 	})
 }
 
@@ -310,7 +310,7 @@ func (s *session) revision(ctx context.Context, n, given int64) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	s.note.printf("deciding revision %s: %v rows staged, %s\n", id(b.Revision), b.Staged, b.State)
+	s.note.printf("deciding revision %s: %s, %s\n", id(b.Revision), rows(b.Staged, "staged "), b.State)
 	return b.Revision, nil
 }
 
@@ -358,6 +358,6 @@ type Cancel struct{ Hold }
 
 func (c *Cancel) Run(ctx context.Context, s *session) error {
 	return c.run(ctx, s, "cancel", func(b *Backfill) {
-		s.out.printf("cancelled request %s: %v rows were released before and stay\n", id(b.ID), b.Released)
+		s.out.printf("cancelled request %s: %s before that, which stay\n", id(b.ID), rows(b.Released, "released "))
 	})
 }

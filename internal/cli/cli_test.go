@@ -264,7 +264,7 @@ func TestCommands(t *testing.T) {
 	}, {
 		name: "approve of the present revision says which", args: "approve 7 --skip-identical",
 		routes: map[string]any{"GET /backfills/7": waiting, "POST /backfills/7/approve": in("RELEASING")},
-		out:    []string{"approved request 7 at revision 3: 600,000 staged rows"}, errs: []string{"deciding revision 3: 600,000 rows staged"},
+		out:    []string{"approved request 7 at revision 3: 600,000 staged rows of public.orders go to b"}, errs: []string{"deciding revision 3: 600,000 staged rows, AWAITING_REVIEW"},
 		asked: `POST /backfills/7/approve {"revision":3,"skip_identical":true}`,
 	}, {
 		name: "approve of a revision that was read", args: "approve 7 --revision 2 --note fine", status: Refused,

@@ -10,6 +10,7 @@ import (
 	"io"
 	"iter"
 	"mime"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -153,8 +154,13 @@ func (c *Client) send(ctx context.Context, method, path string, payload []byte, 
 	req.Header.Set("Authorization", "Bearer "+c.token)
 	res, err := c.http.Do(req)
 	if err != nil {
-		var outer *url.Error // repeats method and address
-		if errors.As(err, &outer) {
+		// What wraps the cause repeats the address.
+		var outer *url.Error
+		var dial *net.OpError
+		switch {
+		case errors.As(err, &dial):
+			err = dial.Err
+		case errors.As(err, &outer):
 			err = outer.Err
 		}
 		return nil, &connectionError{c.base, err}
@@ -204,7 +210,7 @@ type page[T any] struct {
 	raw        json.RawMessage
 }
 
-// maxPage is the most entries the API gives in one answer.
+// maxPage is how many entries are asked for at once: rows can be wide.
 const maxPage = 200
 
 // pages reads a list answer by answer until limit entries were read; 0 is no limit.

@@ -11,7 +11,8 @@ import (
 )
 
 // printer writes for people. Formats are ours and arguments are other people's, so
-// every argument is made safe for a terminal on its way through.
+// every argument is made safe for a terminal on its way through. An int64 is a
+// count; its verb is %v.
 type printer struct{ w io.Writer }
 
 func (p printer) printf(format string, args ...any) {
@@ -177,6 +178,14 @@ func thousands(n int64) string {
 		s = s[:i] + "," + s[i:]
 	}
 	return sign + s
+}
+
+// rows is a number of rows, of whatever kind.
+func rows(n int64, kind string) string {
+	if n == 1 {
+		return "1 " + kind + "row"
+	}
+	return thousands(n) + " " + kind + "rows"
 }
 
 // ago is a time as seen from now.

@@ -79,7 +79,7 @@ func (s *session) watch(ctx context.Context, n int64, until string) error {
 			case lasting(u.err):
 				return u.err
 			case u.err != nil:
-				v.show(b, "the API does not answer, trying again")
+				v.show(b, "the API is away, trying again")
 				continue
 			}
 			b = u.b
@@ -105,6 +105,10 @@ func (s *session) outcome(b *Backfill) error {
 		s.note.printf("read the rows with: backfill rows %s\ndecide with: backfill approve %s, or backfill reject %s --note WHY\n", id(b.ID), id(b.ID), id(b.ID))
 		if b.Links.Review != "" {
 			s.note.printf("or on %s\n", b.Links.Review)
+		}
+	case backfill.Finished:
+		if n := b.SupersededUndelivered; n > 0 {
+			s.note.printf("%s to backfill again: what overtook them was never delivered\n", rows(n, "superseded "))
 		}
 	case backfill.Rejected, backfill.Cancelled, backfill.Failed:
 		why := b.Reason
@@ -180,13 +184,18 @@ func progress(b *Backfill, trouble string, now time.Time) []string {
 	switch b.State {
 	case backfill.Pending:
 	case backfill.InProgress:
-		parts = append(parts, thousands(b.Staged)+" of "+thousands(b.Expected)+" rows")
+		if b.Expected > 0 {
+			parts = append(parts, thousands(b.Staged)+" of "+rows(b.Expected, ""))
+		}
 	case backfill.AwaitingReview:
-		parts = append(parts, thousands(b.Staged)+" rows to read")
+		parts = append(parts, rows(b.Staged, "")+" to read")
 	default:
-		parts = append(parts, thousands(b.Released)+" of "+thousands(b.Staged)+" rows released")
+		parts = append(parts, thousands(b.Released)+" of "+rows(b.Staged, "")+" released")
 		if b.Superseded > 0 {
 			parts = append(parts, thousands(b.Superseded)+" superseded")
+		}
+		if b.Skipped > 0 {
+			parts = append(parts, thousands(b.Skipped)+" identical left out")
 		}
 	}
 	if moving(b) && !b.Paused && trouble == "" {

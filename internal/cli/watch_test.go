@@ -96,7 +96,7 @@ func TestWatch(t *testing.T) {
 	}, {
 		name: "with an API that is away now and then", args: "watch 7",
 		routes: map[string]any{"GET /backfills/7": inTurn(in("PENDING"), "503", "503", waiting), "GET /backfills/7/events": refusal(503, "unavailable", "away")},
-		out:    []string{"PENDING", "PENDING  the API does not answer, trying again", "AWAITING_REVIEW"},
+		out:    []string{"PENDING", "PENDING  the API is away, trying again", "AWAITING_REVIEW"},
 	}, {
 		name: "no such request", args: "watch 7", status: Failed,
 		routes: map[string]any{"GET /backfills/7": refusal(404, "not_found", "no request 7"), "GET /backfills/7/events": refusal(404, "not_found", "no request 7")},
@@ -156,7 +156,7 @@ func TestWatchSurvivesRestarts(t *testing.T) {
 	}()
 	out.await(t, ctx, "IN_PROGRESS 1 %")
 	first.Close()
-	out.await(t, ctx, "does not answer")
+	out.await(t, ctx, "the API is away")
 
 	f := newFake(t, map[string]any{"GET /backfills/7": walking(20_000), "GET /backfills/7/events": func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Last-Event-ID") != "v1" {
@@ -262,14 +262,14 @@ func TestBarIsRedrawnInPlace(t *testing.T) {
 	var out bytes.Buffer
 	v := &barView{w: &out, width: func() int { return 40 }}
 	v.tick() // nothing is known yet
-	v.show(nil, "the API does not answer, trying again")
+	v.show(nil, "the API is away, trying again")
 	v.show(backfillOf(t, walking(10_000)), "")
 	v.tick()
 	v.show(backfillOf(t, walking(20_000)), "")
 	v.show(backfillOf(t, waiting), "")
 	v.end()
 	v.end()
-	require.Equal(t, "\r"+"the API does not answer, trying again\x1b[K"+
+	require.Equal(t, "\r"+"the API is away, trying again\x1b[K"+
 		"\rIN_PROGRESS 1 %  10,000 of 1,000,000 r…\x1b[K"+
 		"\rIN_PROGRESS 1 %  10,000 of 1,000,000 r…\x1b[K"+
 		"\rIN_PROGRESS 2 %  20,000 of 1,000,000 r…\x1b[K\n"+

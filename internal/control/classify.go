@@ -25,9 +25,10 @@ func (s *Store) ClassifyFrom(ctx context.Context, id int64) (after, staged int64
 }
 
 // StoreEffects stores the effects of the staged rows numbered in (after, to], in
-// COPY's binary form: request_id, n, effect, receiver. When another agent was
-// faster nothing is stored.
-func (s *Store) StoreEffects(ctx context.Context, id, after, to int64, r io.Reader) error {
+// COPY's binary form: request_id, n, effect, receiver. They were judged when at
+// least the changes up to at had been applied. When another agent was faster
+// nothing is stored.
+func (s *Store) StoreEffects(ctx context.Context, id, after, to, at int64, r io.Reader) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
 		// Copied aside first, so that the request is not locked meanwhile.
 		if _, err := tx.Exec(ctx, `CREATE TEMP TABLE judged (LIKE backfill_control.effect) ON COMMIT DROP`); err != nil {
@@ -39,8 +40,8 @@ func (s *Store) StoreEffects(ctx context.Context, id, after, to int64, r io.Read
 		tag, err := tx.Exec(ctx, `
 			WITH c AS (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s FROM pg_temp.judged)
 			UPDATE backfill_control.request r
-			   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s
-			  FROM c WHERE r.id = $1 AND r.classified = $2`, id, after, to)
+			   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s, judged_seq = least(judged_seq, $4)
+			  FROM c WHERE r.id = $1 AND r.classified = $2`, id, after, to, at)
 		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}

@@ -15,6 +15,10 @@ import (
 // nobody can tell what the receiver already had: every table has to be reconciled.
 func (s *Store) NewEpoch(ctx context.Context, by, site, note string) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
+		// What is being pushed or released belongs to one epoch or the other.
+		if err := lockSite(ctx, tx, site); err != nil {
+			return err
+		}
 		tag, err := tx.Exec(ctx, `UPDATE backfill_control.site SET epoch = epoch + 1 WHERE name = $1`, site)
 		if err != nil {
 			return err
@@ -26,8 +30,9 @@ func (s *Store) NewEpoch(ctx context.Context, by, site, note string) error {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `
-			UPDATE backfill_control.direction d SET applied_seq = coalesce((SELECT max(seq) FROM backfill_control.entry e WHERE e.direction = d.id), 0)
-			 WHERE d.site = $1`, site); err != nil {
+			UPDATE backfill_control.direction d SET applied_seq = e.last, epoch_seq = e.last
+			  FROM (SELECT d.id, coalesce((SELECT max(last_seq) FROM backfill_control.batch b WHERE b.direction = d.id), 0) AS last FROM backfill_control.direction d) e
+			 WHERE e.id = d.id AND d.site = $1`, site); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `
@@ -67,13 +72,33 @@ type Beginning struct {
 }
 
 // Beginning returns where a side starts in the site's present epoch, given its
-// outgoing and incoming directions.
+// outgoing and incoming directions. It applies what was pushed since the epoch was
+// opened, however late it comes.
 func (s *Store) Beginning(ctx context.Context, out, in backfill.Direction) (b Beginning, err error) {
 	err = s.pool.QueryRow(ctx, `
-		SELECT site.epoch, o.push_batch, o.push_nonce, coalesce(last.last_seq, 0), coalesce(last.nonce, '')
+		SELECT site.epoch, o.push_batch, o.push_nonce, i.epoch_seq, coalesce(last.nonce, '')
 		  FROM backfill_control.site
 		  JOIN backfill_control.direction o ON o.id = $2
-		  LEFT JOIN LATERAL (SELECT last_seq, nonce FROM backfill_control.batch WHERE direction = $3 ORDER BY last_seq DESC LIMIT 1) last ON true
+		  JOIN backfill_control.direction i ON i.id = $3
+		  LEFT JOIN backfill_control.batch last ON last.direction = i.id AND last.last_seq = i.epoch_seq
 		 WHERE site.name = $1`, out.Site, out.ID, in.ID).Scan(&b.Epoch, &b.Batch, &b.Nonce, &b.Position.Seq, &b.Position.Nonce)
 	return b, one(err, "site %q", out.Site)
+}
+
+// lockSite takes the locks of both directions of a site.
+func lockSite(ctx context.Context, tx pgx.Tx, site string) error {
+	rows, err := tx.Query(ctx, `SELECT id FROM backfill_control.direction WHERE site = $1 ORDER BY id`, site)
+	if err != nil {
+		return err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int32])
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := lockDirection(ctx, tx, id); err != nil {
+			return err
+		}
+	}
+	return nil
 }

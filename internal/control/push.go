@@ -95,16 +95,49 @@ func (p *Push) Copy(ctx context.Context, r io.Reader) error {
 	return err
 }
 
-// Gap records that keys vanished from a table that nobody captured: capture is
+// Gap records that rows of a table changed, came or went unrecorded: capture is
 // unbroken only since now, and an open request of the table cannot go on.
 func (p *Push) Gap(ctx context.Context, tableID int32, reason string) error {
-	if _, err := p.tx.Exec(ctx, `UPDATE backfill_control.table_side SET capture_since = clock_timestamp() WHERE table_id = $1 AND side = $2`,
+	if _, err := p.tx.Exec(ctx, `UPDATE backfill_control.table_side SET capture_since = clock_timestamp() WHERE table_id = $1 AND side = $2 AND capture_ok`,
 		tableID, p.direction.From); err != nil {
 		return err
 	}
-	rows, err := p.tx.Query(ctx, `
-		UPDATE backfill_control.request SET state = 'FAILED', reason = $3, closed_at = clock_timestamp(), paused = false, waiting = ''
-		 WHERE direction = $1 AND table_id = $2 AND state = ANY ($4) RETURNING id`, p.direction.ID, tableID, reason, backfill.Before(backfill.Failed))
+	return fail(ctx, p.tx, reason, `direction = $1 AND table_id = $2`, p.direction.ID, tableID)
+}
+
+// Broken records what is wrong with a table's capture: until it is repaired rows
+// can change unrecorded.
+func (p *Push) Broken(ctx context.Context, tableID int32, problem string) error {
+	return broken(ctx, p.tx, p.direction.Site, p.direction.From, tableID, problem)
+}
+
+func broken(ctx context.Context, tx pgx.Tx, site, side string, tableID int32, problem string) error {
+	if _, err := tx.Exec(ctx, `
+		UPDATE backfill_control.table_side SET capture_ok = false, capture_since = NULL, problem = $3
+		 WHERE table_id = $1 AND side = $2`, tableID, side, problem); err != nil {
+		return err
+	}
+	return fail(ctx, tx, "changes may have gone unrecorded while this was so: "+problem,
+		`table_id = $1 AND direction = (SELECT id FROM backfill_control.direction WHERE site = $2 AND from_side = $3)`, tableID, site, side)
+}
+
+// Shape tells what a table is made of: requests that read it when it was made of
+// something else cannot go on.
+func (p *Push) Shape(ctx context.Context, tableID int32, shape string) error {
+	return reshaped(ctx, p.tx, p.direction.Site, p.direction.From, tableID, shape)
+}
+
+func reshaped(ctx context.Context, tx pgx.Tx, site, side string, tableID int32, shape string) error {
+	return fail(ctx, tx, "since the walk began a column of the table was altered, a partition attached or detached, or the table replaced: rows may have changed unrecorded",
+		`table_id = $1 AND shape <> $4 AND direction = (SELECT id FROM backfill_control.direction WHERE site = $2 AND from_side = $3)`, tableID, site, side, shape)
+}
+
+// fail ends open requests: their staged rows are doubtful, and are not released.
+func fail(ctx context.Context, tx pgx.Tx, reason, where string, args ...any) error {
+	n := len(args)
+	rows, err := tx.Query(ctx, fmt.Sprintf(`
+		UPDATE backfill_control.request SET state = 'FAILED', reason = $%d, closed_at = clock_timestamp(), paused = false, waiting = ''
+		 WHERE state = ANY ($%d) AND %s RETURNING id`, n+1, n+2, where), append(args, reason, backfill.Before(backfill.Failed))...)
 	if err != nil {
 		return err
 	}
@@ -113,10 +146,10 @@ func (p *Push) Gap(ctx context.Context, tableID int32, reason string) error {
 		return err
 	}
 	for _, id := range ids {
-		if err := auditRequest(ctx, p.tx, id, "backfill", "backfill.failed", map[string]any{"reason": reason}); err != nil {
+		if err := auditRequest(ctx, tx, id, "backfill", "backfill.failed", map[string]any{"reason": reason}); err != nil {
 			return err
 		}
-		if err := notifyID(ctx, p.tx, "request", id); err != nil {
+		if err := notifyID(ctx, tx, "request", id); err != nil {
 			return err
 		}
 	}
@@ -140,9 +173,10 @@ func (p *Push) Commit(ctx context.Context, nonce string) (int64, error) {
 	if _, err := p.tx.Exec(ctx, `
 		UPDATE backfill_control.table_side s SET dropped = s.dropped + n.dropped
 		  FROM (SELECT table_id, count(*) AS dropped FROM backfill_control.entry e
-		         WHERE e.direction = $1 AND e.dropped AND e.seq >= (SELECT first_seq FROM backfill_control.batch b WHERE b.direction = $1 ORDER BY last_seq DESC LIMIT 1)
+		         WHERE e.direction = $1 AND e.dropped
+		           AND e.seq >= (SELECT first_seq FROM backfill_control.batch b WHERE b.direction = $1 AND b.nonce = $3 ORDER BY last_seq DESC LIMIT 1)
 		         GROUP BY 1) n
-		 WHERE s.table_id = n.table_id AND s.side = $2`, p.direction.ID, p.direction.From); err != nil {
+		 WHERE s.table_id = n.table_id AND s.side = $2`, p.direction.ID, p.direction.From, nonce); err != nil {
 		return 0, err
 	}
 	if err := notifyID(ctx, p.tx, "queue", int64(p.direction.ID)); err != nil {

@@ -14,7 +14,7 @@ import (
 const requestColumns = `r.id, t.name, d.id, d.site, d.from_side, d.to_side, r.mode, r.key, r.state, r.paused,
 	r.requested_by, r.requested_at, r.started_at, r.walked_at, r.reviewed_by, r.reviewed_at, r.closed_at, r.note, r.review_note, r.reason, r.waiting, r.revision,
 	r.expected, r.staged, r.released, r.superseded, r.superseded_undelivered, r.skipped, r.n_insert, r.n_overwrite, r.n_identical,
-	r.resume_key, r.upper_key, r.holder, r.lease_until, coalesce(r.layout_id, 0), r.skip_identical, r.released_up_to`
+	r.resume_key, r.upper_key, r.holder, r.lease_until, coalesce(r.layout_id, 0), coalesce(r.shape, ''), r.skip_identical, r.released_up_to`
 
 const requestFrom = ` FROM backfill_control.request r
 	JOIN backfill_control.direction d ON d.id = r.direction
@@ -27,7 +27,7 @@ func scanRequest(row pgx.CollectableRow) (*backfill.Request, error) {
 	err := row.Scan(&r.ID, &r.Table, &r.Direction.ID, &r.Site, &r.From, &r.To, &r.Mode, &r.Key, &r.State, &r.Paused,
 		&r.RequestedBy, &r.RequestedAt, &r.StartedAt, &r.WalkedAt, &by, &r.ReviewedAt, &r.ClosedAt, &r.Note, &r.ReviewNote, &r.Reason, &r.Waiting, &r.Revision,
 		&r.Expected, &r.Staged, &r.Released, &r.Superseded, &r.SupersededUndelivered, &r.Skipped, &ins, &over, &same,
-		&r.ResumeKey, &r.UpperKey, &r.LeaseHolder, &r.LeaseUntil, &r.LayoutID, &r.SkipIdentical, &r.ReleasedUpTo)
+		&r.ResumeKey, &r.UpperKey, &r.LeaseHolder, &r.LeaseUntil, &r.LayoutID, &r.Shape, &r.SkipIdentical, &r.ReleasedUpTo)
 	if by != nil {
 		r.ReviewedBy = *by
 	}

@@ -117,6 +117,7 @@ type Frozen struct {
 	StartSeq int64        // LastSeq before the floor was taken
 	Floor    string       // a snapshot before the first page's
 	Upper    backfill.Key // nil: there is nothing to walk
+	Shape    string       // what the source table is made of
 	Expected int64
 }
 
@@ -127,8 +128,8 @@ func (s *Store) Freeze(ctx context.Context, l *Lease, f Frozen) error {
 			return err
 		}
 		_, err := tx.Exec(ctx, `
-			UPDATE backfill_control.request SET layout_id = $2, start_seq = $3, checked_seq = $3, floor = $4::text::pg_snapshot, upper_key = $5, expected = $6
-			 WHERE id = $1 AND floor IS NULL`, l.RequestID, f.LayoutID, f.StartSeq, f.Floor, f.Upper, f.Expected)
+			UPDATE backfill_control.request SET layout_id = $2, start_seq = $3, checked_seq = $3, floor = $4::text::pg_snapshot, upper_key = $5, expected = $6, shape = $7
+			 WHERE id = $1 AND floor IS NULL`, l.RequestID, f.LayoutID, f.StartSeq, f.Floor, f.Upper, f.Expected, f.Shape)
 		return err
 	})
 }

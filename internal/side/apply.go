@@ -189,7 +189,7 @@ func (b *batch) apply(ctx context.Context) error {
 func (b *batch) retry(ctx context.Context) error {
 	tag, err := b.tx.Exec(ctx, `
 		INSERT INTO pg_temp.incoming (seq, table_id, layout_id, op, key, "row")
-		SELECT seq, table_id, layout_id, op, key, "row" FROM `+b.db.schema+`.held WHERE state = 'held' ORDER BY seq`)
+		SELECT seq, table_id, layout_id, op, key, "row" FROM `+b.db.schema+`.held WHERE state = 'held' AND op <> 't' ORDER BY seq`)
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func (b *batch) segment(ctx context.Context, held bool) error {
 		return err
 	}
 	for i := range groups {
-		if err := b.newestOnly(ctx, &groups[i], held); err != nil {
+		if err := b.newestOnly(ctx, &groups[i]); err != nil {
 			return err
 		}
 	}
@@ -286,6 +286,10 @@ func (b *batch) resolve(ctx context.Context, g *group) (problem string, err erro
 	if g.target.Problem != "" {
 		return "on " + b.db.Side + ": " + g.target.Problem, nil
 	}
+	if g.layoutID == 0 {
+		g.layout = g.target.Layout // deletes that a truncate has left: they carry no row
+		return "", nil
+	}
 	if g.layout = b.layouts[g.layoutID]; g.layout == nil {
 		if g.layout, err = b.feed.Layout(ctx, g.layoutID); err != nil {
 			return "", err
@@ -311,7 +315,7 @@ func (g *group) typedKey(expr string) string {
 
 // newestOnly leaves of several entries of one key, by the type's own equality, the
 // newest, and drops older ones that are set aside.
-func (b *batch) newestOnly(ctx context.Context, g *group, held bool) error {
+func (b *batch) newestOnly(ctx context.Context, g *group) error {
 	return b.orIsolateKeys(ctx, g, func(tx pgx.Tx) error {
 		key := g.typedKey("i.key")
 		var twice bool
@@ -319,22 +323,23 @@ func (b *batch) newestOnly(ctx context.Context, g *group, held bool) error {
 			return err
 		}
 		if twice {
+			// What is held and older must not be tried again later.
 			if _, err := tx.Exec(ctx, `
-				DELETE FROM pg_temp.incoming d USING (
-				    SELECT id, row_number() OVER (PARTITION BY `+key+` ORDER BY seq DESC) AS n FROM pg_temp.incoming i WHERE table_id = $1) older
-				 WHERE d.id = older.id AND older.n > 1`, g.tableID); err != nil {
+				WITH gone AS (
+				    DELETE FROM pg_temp.incoming d USING (
+				        SELECT id, row_number() OVER (PARTITION BY `+key+` ORDER BY seq DESC) AS n FROM pg_temp.incoming i WHERE table_id = $1) older
+				     WHERE d.id = older.id AND older.n > 1 RETURNING d.seq, d.key)
+				DELETE FROM `+b.db.schema+`.held h USING gone WHERE h.seq = gone.seq AND h.key = gone.key`, g.tableID); err != nil {
 				return err
 			}
 		}
-		if !held {
-			var aside bool
-			if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+b.db.schema+`.held WHERE table_id = $1)`, g.tableID).Scan(&aside); err != nil {
+		var aside bool
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+b.db.schema+`.held WHERE table_id = $1)`, g.tableID).Scan(&aside); err != nil {
+			return err
+		}
+		if aside {
+			if err := b.replaceAside(ctx, tx, g); err != nil {
 				return err
-			}
-			if aside {
-				if err := b.replaceAside(ctx, tx, g); err != nil {
-					return err
-				}
 			}
 		}
 		return b.recount(ctx, tx, g)
@@ -351,22 +356,56 @@ func (b *batch) replaceAside(ctx context.Context, tx pgx.Tx, g *group) error {
 		return err
 	}
 	b.setAside = b.setAside || tag.RowsAffected() > 0
-	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		mine, theirs := g.target.Layout.KeyFrom("i.key"), g.target.Layout.KeyFrom("h.key")
-		var same []string
-		for n, c := range g.target.Layout.KeyColumns() {
-			same = append(same, mine[n]+" "+c.Equals()+" "+theirs[n])
-		}
+	err = b.replaceTyped(ctx, tx, g, nil)
+	if err == nil || !refusesRows(err) {
+		return err
+	}
+	// A key that was set aside cannot be read as the type: find the others by halves.
+	rows, err := tx.Query(ctx, `SELECT DISTINCT seq FROM `+b.db.schema+`.held WHERE table_id = $1`, g.tableID)
+	if err != nil {
+		return err
+	}
+	seqs, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return err
+	}
+	return b.replaceHalves(ctx, tx, g, seqs)
+}
+
+func (b *batch) replaceHalves(ctx context.Context, tx pgx.Tx, g *group, seqs []int64) error {
+	if len(seqs) == 0 {
+		return nil
+	}
+	err := b.replaceTyped(ctx, tx, g, seqs)
+	if err == nil || !refusesRows(err) {
+		return err
+	}
+	if len(seqs) == 1 {
+		return nil
+	}
+	half := len(seqs) / 2
+	if err := b.replaceHalves(ctx, tx, g, seqs[:half]); err != nil {
+		return err
+	}
+	return b.replaceHalves(ctx, tx, g, seqs[half:])
+}
+
+// replaceTyped forgets those of seqs, nil for all, for whose key something newer
+// has come, comparing keys by their type.
+func (b *batch) replaceTyped(ctx context.Context, tx pgx.Tx, g *group, seqs []int64) error {
+	mine, theirs := g.target.Layout.KeyFrom("i.key"), g.target.Layout.KeyFrom("h.key")
+	var same []string
+	for n, c := range g.target.Layout.KeyColumns() {
+		same = append(same, mine[n]+" "+c.Equals()+" "+theirs[n])
+	}
+	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
-			DELETE FROM `+b.db.schema+`.held h USING pg_temp.incoming i
-			 WHERE h.table_id = $1 AND i.table_id = $1 AND h.seq < i.seq AND `+strings.Join(same, " AND "), g.tableID)
+			WITH h AS MATERIALIZED (SELECT seq, key FROM `+b.db.schema+`.held WHERE table_id = $1 AND ($2::bigint[] IS NULL OR seq = ANY ($2)))
+			DELETE FROM `+b.db.schema+`.held d USING pg_temp.incoming i, h
+			 WHERE d.seq = h.seq AND d.key = h.key AND i.table_id = $1 AND h.seq < i.seq AND `+strings.Join(same, " AND "), g.tableID, seqs)
 		b.setAside = b.setAside || tag.RowsAffected() > 0
 		return err
 	})
-	if err != nil && !refusesRows(err) {
-		return err
-	}
-	return nil
 }
 
 func (b *batch) recount(ctx context.Context, tx pgx.Tx, g *group) error {
@@ -382,11 +421,16 @@ func (b *batch) orIsolateKeys(ctx context.Context, g *group, fn func(pgx.Tx) err
 	if err == nil || !refusesRows(err) {
 		return err
 	}
-	ids, err := b.ids(ctx, g, `true`)
+	// Of all layouts: fn reads the keys of the whole table.
+	rows, err := b.tx.Query(ctx, `SELECT id FROM pg_temp.incoming WHERE table_id = $1 ORDER BY id`, g.tableID)
 	if err != nil {
 		return err
 	}
-	if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return err
+	}
+	if err := b.halve(ctx, ids, func(tx pgx.Tx, ids []int64) error {
 		_, err := tx.Exec(ctx, `SELECT `+g.typedKey("i.key")+` FROM pg_temp.incoming i WHERE id = ANY ($1)`, ids)
 		return err
 	}); err != nil {
@@ -400,13 +444,14 @@ func (b *batch) orIsolateKeys(ctx context.Context, g *group, fn func(pgx.Tx) err
 // values are given another way; at last each table's rows are halved until only
 // those that are really refused are set aside.
 func (b *batch) together(ctx context.Context, groups []group) error {
+	var refused string
 	for {
 		err := b.attempt(ctx, groups, false)
 		if err == nil || !refusesRows(err) {
 			return err
 		}
 		held := int64(0)
-		if SQLState(err) == foreignKeyViolation {
+		if refused = SQLState(err); refused == foreignKeyViolation {
 			if held, err = b.holdOrphans(ctx, groups); err != nil {
 				return err
 			}
@@ -415,9 +460,11 @@ func (b *batch) together(ctx context.Context, groups []group) error {
 			break
 		}
 	}
-	err := b.attempt(ctx, groups, true)
-	if err == nil || !refusesRows(err) {
-		return err
+	if refused == uniqueViolation {
+		err := b.attempt(ctx, groups, true)
+		if err == nil || !refusesRows(err) {
+			return err
+		}
 	}
 	return b.apart(ctx, groups)
 }
@@ -425,8 +472,9 @@ func (b *batch) together(ctx context.Context, groups []group) error {
 const foreignKeyViolation, uniqueViolation = "23503", "23505"
 
 // attempt applies all groups in a savepoint. With deleteFirst, tables from which a
-// delete cannot cascade have all their keys deleted before the upserts, in a
-// statement of its own: a swap of unique values is refused within one.
+// delete cannot cascade, and all of whose columns are sent, have their keys deleted
+// before the upserts, in a statement of its own: a swap of unique values is refused
+// within one.
 func (b *batch) attempt(ctx context.Context, groups []group, deleteFirst bool) error {
 	written := int64(0)
 	err := pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
@@ -434,7 +482,7 @@ func (b *batch) attempt(ctx context.Context, groups []group, deleteFirst bool) e
 			for i := len(groups) - 1; i >= 0; i-- {
 				if cascades, err := b.cascades(ctx, tx, &groups[i]); err != nil {
 					return err
-				} else if cascades {
+				} else if cascades || len(groups[i].layout.Columns) < len(groups[i].target.Layout.Columns) {
 					continue
 				}
 				if _, err := tx.Exec(ctx, b.deleteSQL(&groups[i], "true")); err != nil {
@@ -477,7 +525,7 @@ func (b *batch) apart(ctx context.Context, groups []group) error {
 		if err != nil {
 			return err
 		}
-		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+		if err := b.halve(ctx, ids, func(tx pgx.Tx, ids []int64) error {
 			n, err := b.upsert(ctx, tx, g, ids)
 			b.written += n
 			return err
@@ -491,7 +539,7 @@ func (b *batch) apart(ctx context.Context, groups []group) error {
 		if err != nil {
 			return err
 		}
-		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+		if err := b.halve(ctx, ids, func(tx pgx.Tx, ids []int64) error {
 			n, err := b.delete(ctx, tx, g, ids)
 			b.written += n
 			return err
@@ -514,7 +562,7 @@ func (b *batch) ids(ctx context.Context, g *group, where string) ([]int64, error
 
 // halve runs fn over ids, in a savepoint, and over their halves where it is
 // refused; a single row that is refused is set aside.
-func (b *batch) halve(ctx context.Context, g *group, ids []int64, fn func(pgx.Tx, []int64) error) error {
+func (b *batch) halve(ctx context.Context, ids []int64, fn func(pgx.Tx, []int64) error) error {
 	if len(ids) == 0 {
 		return nil
 	}
@@ -536,10 +584,10 @@ func (b *batch) halve(ctx context.Context, g *group, ids []int64, fn func(pgx.Tx
 		return b.aside(ctx, "quarantined", Message(err), `i.id = ANY ($3)`, ids)
 	}
 	half := len(ids) / 2
-	if err := b.halve(ctx, g, ids[:half], fn); err != nil {
+	if err := b.halve(ctx, ids[:half], fn); err != nil {
 		return err
 	}
-	return b.halve(ctx, g, ids[half:], fn)
+	return b.halve(ctx, ids[half:], fn)
 }
 
 // errSwallowed is a write without error that wrote fewer rows than it was given.
@@ -649,53 +697,66 @@ func (b *batch) delete(ctx context.Context, tx pgx.Tx, g *group, ids []int64) (i
 	return tag.RowsAffected(), nil
 }
 
-// truncate empties a table. Rows that others still refer to are deleted by key
-// later: they are held as deletes.
+// truncate empties a table. Rows that cannot go yet, because others still refer to
+// them or a trigger keeps them, are held as deletes by key.
 func (b *batch) truncate(ctx context.Context, tableID int32, seq int64) error {
 	g := group{tableID: tableID}
-	t, ok := b.feed.Tables[tableID]
-	if !ok {
-		return nil
+	problem, err := b.resolve(ctx, &g)
+	if err != nil {
+		return err
 	}
-	var err error
-	if g.target = b.targets[tableID]; g.target == nil {
-		if g.target, err = describe(ctx, b.tx, t.Name); err != nil {
-			return err
-		}
-		b.targets[tableID] = g.target
-	}
-	if g.target.Problem != "" {
-		return nil // what is pushed for it is quarantined with that reason
+	if problem != "" {
+		return b.truncateAside(ctx, tableID, seq, problem)
 	}
 	tag, err := b.tx.Exec(ctx, `DELETE FROM `+b.db.schema+`.held WHERE table_id = $1 AND seq < $2`, tableID, seq)
 	if err != nil {
 		return err
 	}
 	b.setAside = b.setAside || tag.RowsAffected() > 0
-	err = pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `DELETE FROM `+g.target.SQL)
-		if err != nil {
-			return err
+	reason := "the table was truncated, but a trigger keeps this row"
+	err = b.empty(ctx, &g, "true")
+	if err != nil && refusesRows(err) {
+		reason = "the table was truncated, but: " + Message(err)
+		referenced, rerr := b.referenced(ctx, &g)
+		if rerr != nil {
+			return rerr
 		}
-		b.written += tag.RowsAffected()
-		_, err = tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED`)
-		return err
-	})
-	if err == nil || !refusesRows(err) {
-		return err
+		if err = b.empty(ctx, &g, "NOT ("+referenced+")"); err != nil && refusesRows(err) {
+			err = nil
+		}
 	}
-	referenced, err := b.referenced(ctx, &g)
 	if err != nil {
 		return err
 	}
-	if _, err := b.tx.Exec(ctx, `DELETE FROM `+g.target.SQL+` t WHERE NOT (`+referenced+`)`); err != nil {
-		return err
-	}
-	b.setAside = true
-	_, err = b.tx.Exec(ctx, `
+	tag, err = b.tx.Exec(ctx, `
 		INSERT INTO `+b.db.schema+`.held (seq, table_id, op, key, state, reason)
-		SELECT $1, $2, 'd', `+g.target.Layout.KeyText("t")+`, 'held', 'the table was truncated, but other rows still refer to this one' FROM `+g.target.SQL+` t
-		ON CONFLICT DO NOTHING`, seq, tableID)
+		SELECT $1, $2, 'd', `+g.target.Layout.KeyText("t")+`, 'held', $3 FROM `+g.target.SQL+` t
+		ON CONFLICT DO NOTHING`, seq, tableID, reason)
+	b.setAside = b.setAside || tag.RowsAffected() > 0
+	return err
+}
+
+// empty deletes a table's rows in a savepoint.
+func (b *batch) empty(ctx context.Context, g *group, where string) error {
+	return pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `DELETE FROM `+g.target.SQL+` t WHERE `+where)
+		if err != nil {
+			return err
+		}
+		if _, err = tx.Exec(ctx, `SET CONSTRAINTS ALL IMMEDIATE; SET CONSTRAINTS ALL DEFERRED`); err == nil {
+			b.written += tag.RowsAffected()
+		}
+		return err
+	})
+}
+
+// truncateAside quarantines a truncate that has no table to go to. It cannot be
+// retried, because which rows came after it will not be known; it can be skipped.
+func (b *batch) truncateAside(ctx context.Context, tableID int32, seq int64, problem string) error {
+	b.setAside = true
+	_, err := b.tx.Exec(ctx, `
+		INSERT INTO `+b.db.schema+`.held (seq, table_id, op, key, state, reason) VALUES ($1, $2, 't', '{}', 'quarantined', $3)
+		ON CONFLICT DO NOTHING`, seq, tableID, "the truncate could not be applied, and later cannot be: "+problem)
 	return err
 }
 

@@ -19,9 +19,18 @@ import (
 // that is here, in the staged row's columns.
 //
 // Identical means the same text in every column that travels: a value that is
-// equal by its type but spelled otherwise, 1.0 and 1.00, is an overwrite.
-func (db *DB) Classify(ctx context.Context, requestID int64, table string, layout *row.Layout, load func(io.Writer) error, store func(io.Reader) error) error {
+// equal by its type but spelled otherwise, 1.0 and 1.00, is an overwrite. A row
+// that is identical is given no effect while a change of its key is set aside here,
+// because a retry of that would change the row again.
+//
+// at, which store is told, is how far at least the other side's changes had been
+// applied when the rows were looked at: changes above it may change what is identical.
+func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, table string, layout *row.Layout, load func(io.Writer) error, store func(at int64, r io.Reader) error) error {
 	return db.in(ctx, writing, func(tx pgx.Tx) error {
+		var at int64
+		if err := tx.QueryRow(ctx, `SELECT seq FROM `+db.schema+`.applied`).Scan(&at); err != nil {
+			return db.orNotSetUp(err)
+		}
 		t, err := describe(ctx, tx, table)
 		if err != nil {
 			return err
@@ -47,12 +56,14 @@ func (db *DB) Classify(ctx context.Context, requestID int64, table string, layou
 			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN h.here = c."row" THEN '=' ELSE 'o' END)::"char",
 			       CASE WHEN t.tableoid IS NOT NULL AND h.here <> c."row" THEN h.here END
 			  FROM pg_temp.chunk c LEFT JOIN %s t ON %s,
-			       LATERAL (SELECT %s COLLATE "C" AS here) h ORDER BY c.n) TO STDOUT (FORMAT binary)`,
-			requestID, t.SQL, t.Layout.KeyEquals("t", "c.key"), here)
+			       LATERAL (SELECT %s COLLATE "C" AS here) h
+			 WHERE t.tableoid IS NULL OR h.here <> c."row" OR NOT EXISTS (SELECT FROM %s.held d WHERE d.table_id = %d AND d.key = c.key)
+			 ORDER BY c.n) TO STDOUT (FORMAT binary)`,
+			requestID, t.SQL, t.Layout.KeyEquals("t", "c.key"), here, db.schema, tableID)
 		return copypipe.Run(func(w io.Writer) error {
 			_, err := tx.Conn().PgConn().CopyTo(ctx, w, sql)
 			return err
-		}, store)
+		}, func(r io.Reader) error { return store(at, r) })
 	})
 }
 

@@ -33,18 +33,27 @@ type Outbox struct {
 // OutboxTable is one table of a push.
 type OutboxTable struct {
 	*Table
-	Truncated bool // a truncate of the whole table is among the records
-	Gap       bool // a truncate of one partition is: keys vanished that nobody recorded
-	Keys      bool // keys are among them
+	Truncated bool   // a truncate of the whole table is among the records
+	Gap       bool   // so is one of a partition, or a write whose keys could not be recorded
+	Keys      bool   // keys are among them
+	Capture   string // what is wrong with capture, "" when it is healthy
 }
 
-// Pending names the tables among the oldest limit outbox records, none when the
-// outbox is empty; all says that there are no further records.
-func (db *DB) Pending(ctx context.Context, limit int) (tables []string, all bool, err error) {
+// Pending is what waits in the outbox.
+type Pending struct {
+	Tables []string // of the oldest records
+	Last   int64    // the highest number among those
+	All    bool     // there are no further records
+}
+
+// Pending looks at up to limit of the oldest outbox records of all tables but the
+// ones in except: records of a table that cannot be read must not hide the others'.
+func (db *DB) Pending(ctx context.Context, limit int, except []string) (p Pending, err error) {
 	err = db.pool.QueryRow(ctx, `
-		SELECT coalesce(array_agg(DISTINCT tbl), '{}'), count(*) < $1::int FROM (SELECT tbl FROM `+db.schema+`.outbox ORDER BY seq LIMIT $1::int) o`, limit).
-		Scan(&tables, &all)
-	return tables, all, db.orNotSetUp(err)
+		SELECT coalesce(array_agg(DISTINCT tbl), '{}'), coalesce(max(seq), 0), count(*) < $1::int
+		  FROM (SELECT tbl, seq FROM `+db.schema+`.outbox WHERE tbl <> ALL ($2::text[]) ORDER BY seq LIMIT $1::int) o`, limit, except).
+		Scan(&p.Tables, &p.Last, &p.All)
+	return p, db.orNotSetUp(err)
 }
 
 func (db *DB) orNotSetUp(err error) error {
@@ -58,7 +67,8 @@ func (db *DB) orNotSetUp(err error) error {
 // hands them to fn together with the means to copy the current rows of their keys,
 // all under one snapshot. Tables are locked (ACCESS SHARE) before that snapshot is
 // taken. The transaction is read-only and so owns no transaction id: a snapshot
-// hides its own, and two reads would then compare equal.
+// hides its own, and two reads would then compare equal. When ReadOutbox returns
+// without error, no crash of the server can take back what fn has read.
 func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn func(*Outbox) error) error {
 	return db.in(ctx, reading, func(tx pgx.Tx) error {
 		o := &Outbox{tx: tx, db: db, Unread: map[string]string{}}
@@ -77,6 +87,9 @@ func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn fun
 			Scan(&o.Snapshot, &o.Batch, &o.Nonce); err != nil {
 			return db.orNotSetUp(err)
 		}
+		if err := db.same(ctx, tx); err != nil {
+			return err
+		}
 		for _, name := range readable {
 			t, err := describe(ctx, tx, name)
 			if err != nil {
@@ -86,12 +99,19 @@ func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn fun
 				o.Unread[name] = t.Problem
 				continue
 			}
-			o.Tables = append(o.Tables, OutboxTable{Table: t})
+			capture, err := db.captureProblem(ctx, tx, t)
+			if err != nil {
+				return err
+			}
+			o.Tables = append(o.Tables, OutboxTable{Table: t, Capture: capture})
 		}
 		if err := o.records(ctx, limit); err != nil {
 			return err
 		}
-		return fn(o)
+		if err := fn(o); err != nil || len(o.Seqs) == 0 {
+			return err
+		}
+		return db.beat(ctx)
 	})
 }
 
@@ -186,19 +206,20 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 }
 
 // DeletePushed removes exactly the records a push has read and stores the push's
-// number and nonce with that.
+// number and nonce with that, unless a later push has done so already: this one
+// may have been held up since its commit.
 func (db *DB) DeletePushed(ctx context.Context, seqs []int64, batch int64, nonce string) error {
 	return db.in(ctx, writing, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `DELETE FROM `+db.schema+`.outbox WHERE seq = ANY ($1)`, seqs); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2`, batch, nonce)
+		_, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2 WHERE batch < $1`, batch, nonce)
 		return err
 	})
 }
 
-// Forget removes the records of tables that are no longer configured.
-func (db *DB) Forget(ctx context.Context, tables []string) error {
-	_, err := db.pool.Exec(ctx, `DELETE FROM `+db.schema+`.outbox WHERE tbl = ANY ($1)`, tables)
+// Forget removes the records, up to a number, of tables that are not configured.
+func (db *DB) Forget(ctx context.Context, tables []string, upTo int64) error {
+	_, err := db.pool.Exec(ctx, `DELETE FROM `+db.schema+`.outbox WHERE tbl = ANY ($1) AND seq <= $2`, tables, upTo)
 	return err
 }

@@ -79,7 +79,7 @@ COMMENT ON SCHEMA {schema} IS {label};
 CREATE TABLE IF NOT EXISTS {schema}.outbox (
     seq bigint GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
     tbl text NOT NULL,
-    op  "char" NOT NULL, -- c create, u update, d delete, t truncate, g truncate of a partition
+    op  "char" NOT NULL, -- c create, u update, d delete, t truncate, g gap: keys that could not be recorded
     key text[]
 );
 -- The last push, stored with the outbox's deletion.
@@ -123,18 +123,26 @@ func functionName(table backfill.TableName) string {
 // captureBody is the capture function of a table. It records keys and nothing
 // else, so that no value and no later change of the table's shape can make the
 // application's statement fail. An update records the old and the new keys: a key
-// has changed when its text has.
+// has changed when its text has. When a key column was dropped or renamed, keys
+// cannot be recorded, which is recorded; a truncate of one partition likewise.
 //
 // Rows applied by the agent are not captured again: the setting alone could be
 // set by anyone, so the session must also be the agent's role.
 func (db *DB) captureBody(t *Table, role string) string {
 	key := t.Layout.KeyText("r")
+	var columns []string
+	for _, name := range t.Layout.Key {
+		columns = append(columns, row.Literal(name))
+	}
 	s := strings.NewReplacer("{outbox}", db.schema+".outbox", "{table}", row.Literal(t.Name.String()), "{key}", key,
-		"{site}", row.Literal(db.Site), "{role}", row.Literal(role))
+		"{columns}", strings.Join(columns, ", "), "{n}", fmt.Sprint(len(columns)), "{site}", row.Literal(db.Site), "{role}", row.Literal(role))
 	return s.Replace(`
 BEGIN
     IF pg_catalog.current_setting('backfill.applying', true) = {site} AND session_user = {role} THEN
         RETURN NULL;
+    ELSIF TG_OP <> 'TRUNCATE' AND {n} <> (SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute
+                                           WHERE attrelid = TG_RELID AND attname IN ({columns})) THEN
+        INSERT INTO {outbox} (tbl, op) VALUES ({table}, 'g');
     ELSIF TG_OP = 'INSERT' THEN
         INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'c', {key} FROM new_rows r;
     ELSIF TG_OP = 'UPDATE' THEN
@@ -336,23 +344,19 @@ func (db *DB) Epoch(ctx context.Context) (epoch int, err error) {
 	return epoch, db.orNotSetUp(err)
 }
 
-// Begin starts a new epoch on this side: the number and nonce of the last push and
-// the position are taken over, and what was set aside is forgotten. Captured keys
-// stay in the outbox.
+// Begin starts a new epoch on this side, unless it has begun: the number and nonce
+// of the last push and the position are taken over, and what was set aside is
+// forgotten. Captured keys stay in the outbox.
 func (db *DB) Begin(ctx context.Context, epoch int, batch int64, nonce string, at Position) error {
 	return db.in(ctx, writing, func(tx pgx.Tx) error {
-		for _, step := range []struct {
-			sql  string
-			args []any
-		}{
-			{`UPDATE ` + db.schema + `.pushed SET epoch = $1, batch = $2, nonce = $3`, []any{epoch, batch, nonce}},
-			{`UPDATE ` + db.schema + `.applied SET seq = $1, nonce = $2`, []any{at.Seq, at.Nonce}},
-			{`DELETE FROM ` + db.schema + `.held`, nil},
-		} {
-			if _, err := tx.Exec(ctx, step.sql, step.args...); err != nil {
-				return err
-			}
+		tag, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET epoch = $1, batch = $2, nonce = $3 WHERE epoch < $1`, epoch, batch, nonce)
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
 		}
-		return nil
+		if _, err := tx.Exec(ctx, `UPDATE `+db.schema+`.applied SET seq = $1, nonce = $2`, at.Seq, at.Nonce); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `DELETE FROM `+db.schema+`.held`)
+		return err
 	})
 }

@@ -21,6 +21,7 @@ type Page struct {
 	RequestID int64
 	Table     string
 	Layout    *row.Layout  // the walk's; the table must still have it
+	Shape     string       // and this shape
 	After     backfill.Key // the resume key, nil at the beginning
 	UpTo      backfill.Key // the frozen upper key, or the one row of a row backfill
 	Numbered  int64        // the number of the last row staged so far
@@ -44,8 +45,26 @@ func descending(l *row.Layout) string {
 	return strings.ReplaceAll(l.KeyRefs("t"), ", ", " DESC, ") + " DESC"
 }
 
+// Unchanged fails with ErrLayout unless a table still has the layout and the shape
+// it had when a walk began.
+func (db *DB) Unchanged(ctx context.Context, table string, l *row.Layout, shape string) error {
+	return db.read(ctx, table, func(_ pgx.Tx, t *Table) error { return t.unchanged(l, shape) })
+}
+
+func (t *Table) unchanged(l *row.Layout, shape string) error {
+	diff := l.Difference(t.Layout)
+	if diff == "" && shape != t.Shape {
+		diff = "a column was altered, a partition attached or detached, or the table replaced"
+	}
+	if diff == "" {
+		return nil
+	}
+	return fmt.Errorf("%w since the walk began: %s", ErrLayout, diff)
+}
+
 // read runs fn in a reading transaction with the table locked against changes of
-// its shape before the snapshot, and described as it is.
+// its shape before the snapshot, and described as it is. When it returns without
+// error, no crash of the server can take back what fn has read.
 func (db *DB) read(ctx context.Context, table string, fn func(pgx.Tx, *Table) error) error {
 	parsed, err := backfill.ParseTableName(table)
 	if err != nil {
@@ -55,6 +74,9 @@ func (db *DB) read(ctx context.Context, table string, fn func(pgx.Tx, *Table) er
 		if err := lock(ctx, tx, row.Ident(parsed.Schema, parsed.Name)); err != nil {
 			return err
 		}
+		if err := db.same(ctx, tx); err != nil {
+			return err
+		}
 		t, err := describe(ctx, tx, table)
 		if err != nil {
 			return err
@@ -62,7 +84,10 @@ func (db *DB) read(ctx context.Context, table string, fn func(pgx.Tx, *Table) er
 		if t.Problem != "" {
 			return fmt.Errorf("%w: %s", ErrLayout, t.Problem)
 		}
-		return fn(tx, t)
+		if err := fn(tx, t); err != nil {
+			return err
+		}
+		return db.beat(ctx)
 	})
 }
 
@@ -74,8 +99,8 @@ func (db *DB) read(ctx context.Context, table string, fn func(pgx.Tx, *Table) er
 // holding id::text would sort by text.
 func (db *DB) CopyPage(ctx context.Context, p Page, w io.Writer) error {
 	return db.read(ctx, p.Table, func(tx pgx.Tx, t *Table) error {
-		if diff := p.Layout.Difference(t.Layout); diff != "" {
-			return fmt.Errorf("%w since the walk began: %s", ErrLayout, diff)
+		if err := t.unchanged(p.Layout, p.Shape); err != nil {
+			return err
 		}
 		where := []string{t.Layout.KeyUpTo("t", p.UpTo)}
 		switch {

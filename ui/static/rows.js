@@ -68,7 +68,7 @@ class List {
       el("span", { class: "effect", role: "columnheader" }, "Effect"));
     this.window = el("div", { class: "window", role: "rowgroup" });
     this.grid = el("div", { class: "rowgrid", role: "grid", "aria-label": label, "aria-readonly": "true", "aria-colcount": String(this.inline.length + 2) },
-      el("div", { role: "rowgroup" }, this.head), this.window);
+      el("div", { class: "headgroup", role: "rowgroup" }, this.head), this.window);
     this.grid.style.setProperty("--cols", Math.max(this.inline.length, 1));
     const tail = el("div", { class: "tail", role: "status" });
     this.root.replaceChildren(this.grid, this.tail ?? tail);
@@ -377,7 +377,7 @@ class List {
   }
 
   focusActive() {
-    this.nodes.get(this.active)?.focus({ preventScroll: true });
+    this.goTo(this.active);
   }
 }
 
