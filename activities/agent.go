@@ -248,13 +248,14 @@ func (a *Agent) turns(ctx context.Context, rung <-chan struct{}, pause time.Dura
 // beat heartbeats by time until stopped, so that one slow statement does not look
 // like a dead agent. details may carry counts and keys of progress.
 func beat(ctx context.Context, details func() any) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
+	// Only the pauses are cut short: a heartbeat on its way is let through.
+	pauses, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
 			activity.RecordHeartbeat(ctx, details())
-			if !sleep(ctx, 2*time.Second) {
+			if !sleep(pauses, 2*time.Second) {
 				return
 			}
 		}

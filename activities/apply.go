@@ -27,6 +27,7 @@ type applier struct {
 	retryAt time.Time
 	pause   time.Duration
 	started bool
+	at      int64 // the position when it was last looked at
 }
 
 func (l *applier) apply(ctx context.Context) (busy bool, err error) {
@@ -63,9 +64,13 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 			return false, err
 		}
 	}
-	l.started = true
+	moved := applied.To.Seq > l.at
+	l.started, l.at = true, applied.To.Seq
+	if err := l.faults.at("apply: committed"); err != nil {
+		return false, err
+	}
 	// Acknowledged even when nothing was applied: a crash may have come before it.
-	return applied.Written > 0, l.store.Acknowledge(ctx, l.In, applied.To.Seq)
+	return moved || applied.Written > 0, l.store.Acknowledge(ctx, l.In, applied.To.Seq)
 }
 
 // schedule decides when held rows are tried again: soon after something was

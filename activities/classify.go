@@ -16,7 +16,7 @@ const classifyRows = 10_000
 
 // Classify says of every staged row of a request what releasing it would do to
 // this side, while the walk goes on, and returns once the walk is over and all its
-// rows are judged, or the request is closed.
+// rows are judged, or the request is decided.
 func (a *Agent) Classify(ctx context.Context, requestID int64) error {
 	rung, done := a.bell(fmt.Sprintf("request %d", requestID))
 	defer done()
@@ -32,7 +32,7 @@ func (a *Agent) Classify(ctx context.Context, requestID int64) error {
 		if err != nil {
 			return surface(err)
 		}
-		if !state.Open() || after == staged && state != backfill.Pending && state != backfill.InProgress {
+		if !state.Open() || state == backfill.Releasing || after == staged && state == backfill.AwaitingReview {
 			return nil
 		}
 		if after < staged {

@@ -44,10 +44,10 @@ func (a *Agent) CountNow(ctx context.Context) error {
 	for _, t := range tables {
 		c, err := a.db.Count(ctx, t.Name, t.Captures(a.db.Side), a.CountLimit)
 		if err != nil {
-			reports = append(reports, control.SideReport{TableID: t.ID, Problem: message(err)})
+			reports = append(reports, control.SideReport{TableID: t.ID, Problem: message(err), Unseen: true})
 			continue
 		}
-		r := control.SideReport{TableID: t.ID, Rows: c.Rows, Estimated: c.Estimated, CountedAt: c.At, Problem: c.Table.Problem}
+		r := control.SideReport{TableID: t.ID, Rows: c.Rows, Estimated: c.Estimated, CountedAt: c.At, Shape: c.Table.Shape, Problem: c.Table.Problem}
 		if r.Problem == "" {
 			r.Key = c.Table.Layout.Key
 			r.KeyTypes = side.KeyTypes(c.Table.Layout)

@@ -75,9 +75,7 @@ func (a *Agent) Walk(ctx context.Context, requestID int64) (WalkResult, error) {
 	case err != nil:
 		return WalkResult{}, surface(err)
 	}
-	w := &walk{Agent: a, lease: lease, req: req, began: time.Now(),
-		size: pace.PageSize{Target: a.PageTarget, Min: 1, Max: a.PageRows, MaxBytes: a.PageBytes}}
-	w.progress = Walked{ResumeKey: req.ResumeKey, Rows: req.Staged}
+	w := a.walkUnder(lease, req)
 	stopBeat := beat(ctx, w.details)
 	defer stopBeat()
 	stopRenew := w.renew(ctx)
@@ -114,6 +112,12 @@ type walk struct {
 
 	mu       sync.Mutex
 	progress Walked
+}
+
+func (a *Agent) walkUnder(lease *control.Lease, req *backfill.Request) *walk {
+	return &walk{Agent: a, lease: lease, req: req, began: time.Now(),
+		size:     pace.PageSize{Target: a.PageTarget, Min: 1, Max: a.PageRows, MaxBytes: a.PageBytes},
+		progress: Walked{ResumeKey: req.ResumeKey, Rows: req.Staged}}
 }
 
 func (w *walk) details() any {

@@ -91,6 +91,9 @@ const (
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("starts servers")
+	}
 	if _, err := local.FindPostgres(); err != nil {
 		t.Skipf("the pages are not tested: %v", err)
 	}

@@ -179,6 +179,7 @@ var icons = map[string]string{
 	"plug":     `<path d="M3 13 6 10M10 6l3-3M6.2 5.4 4.8 6.8a2.6 2.6 0 0 0 0 3.7l.7.7a2.6 2.6 0 0 0 3.7 0l1.4-1.4z"/>`,
 	"link":     `<path d="M9.5 2.5h4v4M13.3 2.7 7.5 8.5M7 3.5H3.5v9h9V9"/>`,
 	"row":      `<rect x="2" y="5.5" width="12" height="5" rx="1"/><path d="M6 5.5v5"/>`,
+	"gap":      `<path d="M2.5 4.5h11M2.5 11.5h11"/><path d="M2.5 8h3M10.5 8h3" stroke-dasharray="1.5 1.5"/>`,
 	"clock":    `<circle cx="8" cy="8" r="5.5"/><path d="M8 4.8V8l2.2 1.6"/>`,
 }
 

@@ -1,8 +1,10 @@
 package ui
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -69,12 +71,12 @@ func (e *entryPart) BackfillBody() map[string]any {
 }
 
 type queueData struct {
-	Site              string
-	Chips             []chip
-	Entries           []entryPart
-	State             string
-	More              string
-	MayDecide, MayAsk string // why not, "" when allowed
+	Site                 string
+	Chips                []chip
+	Entries              []entryPart
+	State                string
+	More                 string
+	NoDeciding, NoAsking string // why this account may not; "" when it may
 }
 
 var queueStates = []string{"", "waiting", "held", "quarantined", "skipped"}
@@ -107,10 +109,10 @@ func (p *pages) queue(c echo.Context, a api.Account) (*view, error) {
 	}
 	d.Entries = entryParts(list)
 	if !a.Role.Covers(control.Reviewer) {
-		d.MayDecide = capitalise(lacks(a, control.Reviewer, "retrying or skipping a change"))
+		d.NoDeciding = capitalise(lacks(a, control.Reviewer, "retrying or skipping a change"))
 	}
 	if !a.Role.Covers(control.Requester) {
-		d.MayAsk = lacks(a, control.Requester, "requesting a backfill")
+		d.NoAsking = lacks(a, control.Requester, "requesting a backfill")
 	}
 	return &view{template: "queue", Title: "Queue of " + site, Crumbs: siteCrumbs(site), Tabs: siteTabs(site, "queue", aside),
 		Events: []string{siteEvents(site)}, Refresh: 15, Data: d}, nil
@@ -237,20 +239,43 @@ func auditOf(e control.AuditEntry) auditPart {
 		out.Request, _ = strconv.ParseInt(number, 10, 64) // 0 when it is none
 	}
 	for name, v := range e.Detail {
-		text, ok := v.(string)
-		if !ok {
-			b, err := json.Marshal(v)
-			if err != nil {
-				continue // it came out of JSON
-			}
-			text = string(b)
-		}
-		if text != "" && text != "false" && text != "null" {
+		if text := detailText(v); text != "" {
 			out.Detail = append(out.Detail, field{name, &text})
 		}
 	}
 	slices.SortFunc(out.Detail, func(a, b field) int { return strings.Compare(a.Name, b.Name) })
 	return out
+}
+
+// detailText writes a detail for people; what says nothing is "".
+func detailText(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case string:
+		return v
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	case bool:
+		if !v {
+			return ""
+		}
+	case []any:
+		var parts []string
+		for _, x := range v {
+			parts = append(parts, detailText(x))
+		}
+		return strings.Join(parts, ", ")
+	case map[string]any:
+		var parts []string
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			if v[name] != nil {
+				parts = append(parts, fmt.Sprintf("%s: %s", name, cmp.Or(detailText(v[name]), "no")))
+			}
+		}
+		return strings.Join(parts, "; ")
+	}
+	return fmt.Sprint(v)
 }
 
 // position is a number of the address's query, 0 when it is none.

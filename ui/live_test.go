@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -99,7 +101,7 @@ func TestOpenRowSurvivesUpdatesAndReloads(t *testing.T) {
 	b.click(`button[aria-controls="3-school-detail"]`)
 	b.until(`document.querySelector("#\\33 -school-detail").innerText.includes("Apply order")`)
 	detail := b.text(`[id="3-school-detail"]`)
-	for _, part := range []string{"create, update, delete", "bigint", "counted", "Finished", "Failed", "Rejected", "801,200 staged, 790,311 released"} {
+	for _, part := range []string{"create, update, delete", "bigint", "enrolled_at timestamp with time zone", "counted", "Finished", "Failed", "Rejected", "801,200 staged, 790,311 released"} {
 		require.Contains(t, detail, part)
 	}
 	require.Equal(t, "true", eval[string](b, `document.activeElement.getAttribute("aria-expanded")`), "focus stays on the button")
@@ -178,6 +180,25 @@ func TestSignOutEndsOpenPages(t *testing.T) {
 	require.Equal(t, "/signin", eval[string](b, `location.pathname`))
 	b.do(chromedp.SendKeys(chromedp.CSS("#token"), adminToken+kb.Enter))
 	b.until(`location.pathname === "/sites/maple"`)
+}
+
+func TestLinksFromElsewhereFindTheSession(t *testing.T) {
+	w := newWorld(t)
+	// For cookies localhost is another site than 127.0.0.1.
+	chat := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(out, `<a id="link" href="%s/sites/maple?open=3-school">look at this</a> <a id="trap" href="%s/signin?token=%s">free rows</a>`, w.url, w.url, viewerToken)
+	}))
+	defer chat.Close()
+	elsewhere := strings.Replace(chat.URL, "127.0.0.1", "localhost", 1)
+	b := w.open(adminToken, "/")
+	b.do(chromedp.Navigate(elsewhere))
+	b.click("#link")
+	b.until(`location.pathname === "/sites/maple" && document.body.innerText.includes("Apply order")`)
+	b.do(chromedp.Navigate(elsewhere))
+	b.click("#trap")
+	b.until(`location.pathname === "/signin" && document.body.innerText.includes("another site cannot sign you in")`)
+	b.do(chromedp.Navigate(w.url + "/"))
+	require.Contains(t, b.text(".account"), "ada")
 }
 
 func TestQueueActions(t *testing.T) {
@@ -262,12 +283,13 @@ func TestDarkAndLightAreReadable(t *testing.T) {
 func TestNothingScrollsSideways(t *testing.T) {
 	w := newWorld(t)
 	b := w.open(adminToken, "/")
-	for _, width := range []int64{360, 768, 1024, 1280, 1920} {
+	for _, width := range []int64{360, 768, 1024, 1181, 1280, 1920} {
 		b.do(chromedp.EmulateViewport(width, 800))
 		for _, path := range w.everyPage() {
 			b.do(chromedp.Navigate(w.url + path))
 			b.until(`!document.querySelector(".tail") || document.querySelector(".tail").innerText.includes("ow")`)
 			require.LessOrEqual(t, eval[int](b, `document.documentElement.scrollWidth - innerWidth`), 0, "%s at %d", path, width)
+			require.LessOrEqual(t, eval[int](b, `Math.max(0, ...[...document.querySelectorAll(".scroll")].map((s) => s.scrollWidth - s.clientWidth))`), 0, "the table of %s at %d", path, width)
 		}
 	}
 }

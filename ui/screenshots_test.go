@@ -17,7 +17,7 @@ var screenshots = flag.String("screenshots", "", "write pictures of every page t
 
 // TestScreenshots draws every page, narrow and wide, light and dark:
 //
-//	go test ./ui -run TestScreenshots -args -screenshots docs/img
+//	go test ./ui -run TestScreenshots -args -screenshots $PWD/docs/img
 func TestScreenshots(t *testing.T) {
 	if *screenshots == "" {
 		t.Skip("no -screenshots DIR")
@@ -36,6 +36,7 @@ func TestScreenshots(t *testing.T) {
 		{name: "ask", path: "/sites/maple", act: `document.querySelector('[data-dialog=ask]').click()`},
 		{name: "review", path: fmt.Sprintf("/backfills/%d", review)},
 		{name: "review-overwrite", path: fmt.Sprintf("/backfills/%d?effect=overwrite", review), act: `document.querySelector('.window .r').focus()`},
+		{name: "review-sheet", path: fmt.Sprintf("/backfills/%d?effect=overwrite", review), act: `document.querySelector('.window .r').click()`},
 		{name: "approve", path: fmt.Sprintf("/backfills/%d", review), act: `document.querySelector('#approve').click()`},
 		{name: "review-row", path: fmt.Sprintf("/backfills/%d", w.request("public.guardians", backfill.AwaitingReview))},
 		{name: "walking", path: fmt.Sprintf("/backfills/%d", w.request("public.attendance", backfill.InProgress))},

@@ -21,6 +21,7 @@ type signInData struct {
 // terminal, signs in at once.
 func (p *pages) signIn(c echo.Context) error {
 	r := c.Request()
+	c.Response().Header().Set("Referrer-Policy", "no-referrer") // the address may hold a token
 	d := signInData{Next: local(c.FormValue("next"))}
 	token := strings.TrimSpace(c.FormValue("token"))
 	switch {

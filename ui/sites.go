@@ -3,6 +3,7 @@ package ui
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -136,6 +137,7 @@ func (p *pages) sitePart(s *api.Site, panels []backfill.Panel, aside int) sitePa
 			Text: orMore(aside) + " quarantined: the receiver refused " + map[bool]string{true: "a change", false: "these changes"}[aside == 1],
 			Href: "/sites/" + s.Name + "/queue?state=quarantined", Go: "Queue"})
 	}
+	out.Notices = append(out.Notices, gaps(panels)...)
 	slices.SortStableFunc(out.Notices, func(a, b notice) int { return a.rank - b.rank })
 	return out
 }
@@ -193,6 +195,25 @@ func tableNotices(panels []backfill.Panel) []notice {
 			}
 			out = append(out, n)
 		}
+	}
+	return out
+}
+
+// gaps says which sides report fewer rows than their sources, in tables that no
+// request is open for.
+func gaps(panels []backfill.Panel) []notice {
+	missing, tables := map[string]int64{}, map[string]int64{}
+	for i := range panels {
+		x := &panels[i]
+		if d := difference(x); d != nil && *d > 0 && x.Table.Active && x.Open == nil {
+			missing[x.Direction.To] += *d
+			tables[x.Direction.To]++
+		}
+	}
+	var out []notice
+	for _, side := range slices.Sorted(maps.Keys(missing)) {
+		out = append(out, notice{rank: 6, Tone: "warn", Icon: "gap", Text: fmt.Sprintf("%s has %s fewer in %s", side, plural(missing[side], "row"), plural(tables[side], "table")),
+			More: "A gap that stays for several counts is a case for a backfill.", Href: "/sites/" + panels[0].Direction.Site, Go: "Tables"})
 	}
 	return out
 }

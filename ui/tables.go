@@ -15,12 +15,6 @@ import (
 	"backfill/internal/control"
 )
 
-// countPart is how many rows a side has.
-type countPart struct {
-	backfill.TableSide
-	Unknown bool
-}
-
 // statePart is a state in words with its shape and tone.
 type statePart struct{ Text, Icon, Tone string }
 
@@ -119,6 +113,17 @@ func (p *pages) detail(ctx context.Context, x *backfill.Panel) (*tableDetail, er
 	}
 	for _, r := range last {
 		d.Last = append(d.Last, lastRequest{r, openButton(r)})
+		if d.Layout != nil || r.LayoutID == 0 || r.LayoutID != x.Source.LayoutID {
+			continue
+		}
+		// Layouts come with requests: one that ran under the present layout tells it.
+		rows, err := p.service.Rows(ctx, r.ID, "", 0, 0)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range rows.Layout.Columns {
+			d.Layout = append(d.Layout, layoutColumn{c.Name, c.Declared, slices.Contains(rows.Layout.Key, c.Name)})
+		}
 	}
 	return d, nil
 }

@@ -167,7 +167,7 @@ func (p *pages) render(c echo.Context, status int, v *view) error {
 // failure is the page for an error, with what the API would say of it.
 func (p *pages) failure(c echo.Context, err error) (int, *view) {
 	problem := api.ProblemOf(err)
-	d := struct{ Title, Message string }{problem.Title, problem.Detail}
+	d := struct{ Title, Message string }{problem.Title, capitalise(problem.Detail)}
 	v := &view{template: "error", Title: problem.Title, Crumbs: []crumb{{"Sites", "/"}}}
 	if problem.Status >= http.StatusInternalServerError {
 		v.Refresh = 5

@@ -304,7 +304,9 @@ func (s *site) backfill(table string) *request {
 // command runs the command line against the site.
 func (s *site) command(args ...string) (stdout, stderr string, status int) {
 	s.Helper()
-	cmd := exec.CommandContext(s.Context(), program, args...)
+	ctx, cancel := context.WithTimeout(s.Context(), patience())
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(environment(), "BACKFILL_STATE="+s.state)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs

@@ -271,7 +271,7 @@ func testCommandLine(s *site) {
 	_, errs, status = s.command("request", "--table", table)
 	require.Equal(s, 3, status, "a second request is refused")
 	require.Contains(s, errs, "request "+id+" is open")
-	_, errs, status = s.command("watch", id)
+	_, errs, status = s.command("watch", id, "--until", "review")
 	require.Zero(s, status, errs)
 	s.awaitReview(number(s, id))
 	out, errs, status = s.command("rows", id, "--all", "--effect", "insert")

@@ -26,8 +26,9 @@ func (s *Store) ClassifyFrom(ctx context.Context, id int64) (after, staged int64
 
 // StoreEffects stores the effects of the staged rows numbered in (after, to], in
 // COPY's binary form: request_id, n, effect, receiver. They were judged when at
-// least the changes up to at had been applied. When another agent was faster
-// nothing is stored.
+// least the changes up to at had been applied. When another agent was faster, or
+// the request was decided meanwhile, nothing is stored: a decision counts for what
+// could be read.
 func (s *Store) StoreEffects(ctx context.Context, id, after, to, at int64, r io.Reader) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
 		// Copied aside first, so that the request is not locked meanwhile.
@@ -41,7 +42,7 @@ func (s *Store) StoreEffects(ctx context.Context, id, after, to, at int64, r io.
 			WITH c AS (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s FROM pg_temp.judged)
 			UPDATE backfill_control.request r
 			   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s, judged_seq = least(judged_seq, $4)
-			  FROM c WHERE r.id = $1 AND r.classified = $2`, id, after, to, at)
+			  FROM c WHERE r.id = $1 AND r.classified = $2 AND r.state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW')`, id, after, to, at)
 		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}

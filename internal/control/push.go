@@ -113,7 +113,7 @@ func (p *Push) Broken(ctx context.Context, tableID int32, problem string) error 
 
 func broken(ctx context.Context, tx pgx.Tx, site, side string, tableID int32, problem string) error {
 	if _, err := tx.Exec(ctx, `
-		UPDATE backfill_control.table_side SET capture_ok = false, capture_since = NULL, problem = $3
+		UPDATE backfill_control.table_side SET capture_ok = false, capture_since = NULL, problem = nullif($3, '')
 		 WHERE table_id = $1 AND side = $2`, tableID, side, problem); err != nil {
 		return err
 	}

@@ -45,6 +45,11 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 		case paused:
 			return ErrPaused
 		}
+		if skip {
+			if err := unjudge(ctx, tx, id, d, table, from, last); err != nil {
+				return err
+			}
+		}
 		if last > checked {
 			if err := markOvertaken(ctx, tx, id, d, table, from, checked, last); err != nil {
 				return err
@@ -110,6 +115,28 @@ func markOvertaken(ctx context.Context, tx pgx.Tx, id int64, direction, table in
 		  FROM (SELECT seq, snap FROM backfill_control.entry
 		         WHERE direction = $2 AND table_id = $3 AND op = 't' AND seq > $5 AND seq <= $6 ORDER BY seq DESC LIMIT 1) e
 		 WHERE s.request_id = $1 AND s.n > $4 AND backfill_control.later(e.snap, s.snap)`, id, direction, table, from, checked, last)
+	return err
+}
+
+// unjudge takes back that rows not yet released are identical on the receiver where
+// a deliverable change of the key, or a truncate, had not been applied when they
+// were judged: it may have changed the receiver's row since, without having
+// overtaken the staged one. Such rows are sent.
+func unjudge(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, from, last int64) error {
+	_, err := tx.Exec(ctx, `
+		WITH later AS MATERIALIZED (
+		    SELECT e.op, e.key FROM backfill_control.request r JOIN backfill_control.entry e
+		        ON e.direction = $2 AND e.seq > CASE WHEN r.released_up_to = 0 THEN r.judged_seq ELSE r.checked_seq END
+		     WHERE r.id = $1 AND e.table_id = $3 AND e.seq <= $5 AND NOT e.dropped),
+		touched AS (
+		    SELECT s.n FROM later JOIN backfill_control.staged s ON s.request_id = $1 AND s.key = later.key
+		    UNION
+		    SELECT s.n FROM backfill_control.staged s WHERE s.request_id = $1 AND EXISTS (SELECT FROM later WHERE op = 't')),
+		gone AS (
+		    DELETE FROM backfill_control.effect e USING touched
+		     WHERE e.request_id = $1 AND e.n = touched.n AND e.n > $4 AND e.effect = '=' RETURNING e.n)
+		UPDATE backfill_control.request SET n_identical = n_identical - (SELECT count(*) FROM gone) WHERE id = $1 AND EXISTS (SELECT FROM gone)`,
+		id, direction, table, from, last)
 	return err
 }
 

@@ -57,6 +57,8 @@ func pin(c *pgx.ConnConfig) {
 		"application_name": "backfill-control", "synchronous_commit": "on", "timezone": "UTC", "datestyle": "ISO",
 		"default_transaction_isolation": "read committed", "default_transaction_read_only": "off",
 		"search_path": "pg_catalog", "statement_timeout": "0", "client_encoding": "UTF8",
+		// A process that was stopped in the middle must not keep a direction's lock.
+		"idle_in_transaction_session_timeout": "5min",
 	} {
 		c.RuntimeParams[name] = value
 	}

@@ -241,14 +241,23 @@ type SideReport struct {
 	Estimated bool
 	CountedAt time.Time
 	CaptureOK bool
+	Shape     string // what the table is made of
 	Problem   string
+	Unseen    bool // the agent could not look: only Problem says something
 }
 
 // ReportSide stores an agent's findings. Capture counts as unbroken since the
-// first report of it after a report without.
+// first report of it after a report without; a report without, and one of another
+// shape, ends open requests whose rows it makes doubtful.
 func (s *Store) ReportSide(ctx context.Context, site, side string, reports []SideReport) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
 		for _, r := range reports {
+			if r.Unseen {
+				if _, err := tx.Exec(ctx, `UPDATE backfill_control.table_side SET problem = $3 WHERE table_id = $1 AND side = $2`, r.TableID, side, r.Problem); err != nil {
+					return err
+				}
+				continue
+			}
 			var layout *int64
 			if r.LayoutID != 0 {
 				layout = &r.LayoutID
@@ -263,6 +272,16 @@ func (s *Store) ReportSide(ctx context.Context, site, side string, reports []Sid
 				 WHERE table_id = $1 AND side = $2`,
 				r.TableID, side, r.Key, r.KeyTypes, layout, r.Rows, r.Estimated, r.CountedAt, r.CaptureOK, r.Problem); err != nil {
 				return err
+			}
+			if !r.CaptureOK {
+				if err := broken(ctx, tx, site, side, r.TableID, r.Problem); err != nil {
+					return err
+				}
+			}
+			if r.Shape != "" {
+				if err := reshaped(ctx, tx, site, side, r.TableID, r.Shape); err != nil {
+					return err
+				}
 			}
 		}
 		return notify(ctx, tx, "site", site)

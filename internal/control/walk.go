@@ -43,7 +43,7 @@ func (s *Store) Claim(ctx context.Context, id int64, holder string, ttl time.Dur
 	// open, with rows and locks in the taker's way.
 	if _, err := s.pool.Exec(ctx, `
 		SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a, backfill_control.request r
-		 WHERE r.id = $1 AND r.lease_until < clock_timestamp() AND a.application_name = $2`, id, walkName(id)); err != nil {
+		 WHERE r.id = $1 AND r.lease_until < clock_timestamp() AND a.application_name = $2 AND a.datname = current_database()`, id, walkName(id)); err != nil {
 		return nil, nil, err
 	}
 	err := s.in(ctx, func(tx pgx.Tx) error {

@@ -58,6 +58,7 @@ type environment struct {
 	client   client.Client
 	agents   []*activities.Agent
 	sides    []*side.DB
+	order    map[string]int // of the tables, parents before children
 	url      string
 	demo     *demo
 }
@@ -95,7 +96,13 @@ func (e *environment) start(ctx context.Context) error {
 	if err := e.recall(); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context) error{e.startPostgres, e.startTemporal, e.openControl, e.openSides, e.configure} {
+	steps := []func(context.Context) error{e.startPostgres, e.startTemporal, e.openControl, e.makeDemo, e.configure}
+	if !e.Demo {
+		// The databases given come first: what is wrong with them is said before
+		// anything is started.
+		steps = append([]func(context.Context) error{e.openSides}, steps...)
+	}
+	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -157,31 +164,45 @@ func (e *environment) settleToken() error {
 	return writeSecret(path, e.Token+"\n")
 }
 
+// makeDemo makes the databases of the demo site, if that is wanted, and opens them.
+func (e *environment) makeDemo(ctx context.Context) error {
+	if !e.Demo {
+		return nil
+	}
+	e.demo = &demo{postgres: e.postgres, log: e.log}
+	if err := e.demo.prepare(ctx, e.say); err != nil {
+		return fmt.Errorf("demo site: %w", err)
+	}
+	e.Site, e.From, e.SideOrder, e.Tables = "maple", "school", []string{"school", "central"}, demoTables
+	e.Sides = map[string]string{"school": e.demo.agentDSN("school"), "central": e.demo.agentDSN("central")}
+	return e.openSides(ctx)
+}
+
+// openSides connects to both databases and finds the order of the tables in each.
 func (e *environment) openSides(ctx context.Context) error {
-	if e.Demo {
-		e.demo = &demo{postgres: e.postgres, log: e.log}
-		if err := e.demo.prepare(ctx, e.say); err != nil {
-			return fmt.Errorf("demo site: %w", err)
-		}
-		e.Site, e.From, e.SideOrder, e.Tables = "maple", "school", []string{"school", "central"}, demoTables
-		e.Sides = map[string]string{"school": e.demo.agentDSN("school"), "central": e.demo.agentDSN("central")}
+	if e.From == "" {
+		e.From = e.SideOrder[0]
 	}
 	for _, name := range e.SideOrder {
 		db, err := side.Open(ctx, e.Site, name, e.Sides[name])
 		if err != nil {
-			return err
+			return fmt.Errorf("%w: check --side %s=DSN", err, name)
 		}
 		e.sides = append(e.sides, db)
+		order, err := db.ProposeOrder(ctx, e.Tables)
+		if err != nil {
+			return fmt.Errorf("side %s: %w", name, err)
+		}
+		if name == e.From {
+			e.order = order
+		}
 	}
-	return e.remember()
+	return nil
 }
 
 // configure makes the site and tables known, sets both sides up, and counts the
 // tables once, so that the first page shows figures.
 func (e *environment) configure(ctx context.Context) error {
-	if e.From == "" {
-		e.From = e.SideOrder[0]
-	}
 	_, err := e.store.Site(ctx, e.Site)
 	if backfill.CodeOf(err) == backfill.NotFound {
 		err = e.store.CreateSite(ctx, "dev", e.Site, [2]string(e.SideOrder))
@@ -213,27 +234,19 @@ func (e *environment) configure(ctx context.Context) error {
 		}
 		e.agents = append(e.agents, agent)
 	}
-	return nil
+	return e.remember()
 }
 
 // configureTables adds the tables that are not known yet; what an admin has
 // changed since the first start stays.
 func (e *environment) configureTables(ctx context.Context) error {
-	from := e.sides[0]
-	if from.Side != e.From {
-		from = e.sides[1]
-	}
-	order, err := from.ProposeOrder(ctx, e.Tables)
-	if err != nil {
-		return fmt.Errorf("side %s: %w", e.From, err)
-	}
 	for _, name := range e.Tables {
 		if _, err := e.store.Table(ctx, e.Site, name); err == nil {
 			continue
 		} else if backfill.CodeOf(err) != backfill.NotFound {
 			return err
 		}
-		at := order[name]
+		at := e.order[name]
 		if _, err := e.store.PutTable(ctx, "dev", e.Site, name, control.TableChange{CapturedFrom: []string{e.From}, ApplyOrder: &at}); err != nil {
 			return err
 		}

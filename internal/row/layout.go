@@ -40,9 +40,16 @@ type Column struct {
 	// Operators is the schema of a key column's comparison operators, quoted, when it
 	// is not pg_catalog: under the pinned search_path citext's "=" would be text's.
 	Operators string `json:"operators,omitempty"`
+	// Comparisons are the names of those operators in the order of Comparisons, where
+	// they are others: hstore is ordered by #<#.
+	Comparisons []string `json:"comparisons,omitempty"`
 	// AlwaysIdentity says GENERATED ALWAYS AS IDENTITY: insertable when overriding, never updatable.
 	AlwaysIdentity bool `json:"always_identity,omitempty"`
 }
+
+// Comparisons are the usual names of the operators that order a type, in the order
+// of btree's strategies.
+var Comparisons = []string{"<", "<=", "=", ">=", ">"}
 
 // Fingerprint identifies a layout across databases: equal fingerprints mean that
 // rows of one can be read as rows of the other.
@@ -175,7 +182,7 @@ func (l *Layout) compare(source string, key []string, op string) string {
 	for i, c := range columns {
 		refs[i] = source + "." + Ident(c.Name)
 		values[i] = c.constant(key[i])
-		own = own || c.Operators != ""
+		own = own || c.Operators != "" || c.Comparisons != nil
 	}
 	if !own {
 		// A row comparison, which an index on the key answers as one range.
@@ -203,6 +210,9 @@ func (c Column) operator(op string) string {
 	schema := c.Operators
 	if schema == "" {
 		schema = "pg_catalog"
+	}
+	if c.Comparisons != nil {
+		op = c.Comparisons[slices.Index(Comparisons, op)]
 	}
 	return "OPERATOR(" + schema + "." + op + ")"
 }

@@ -103,6 +103,7 @@ type batch struct {
 	feed     Feed
 	targets  map[int32]*Table
 	layouts  map[int64]*row.Layout
+	synced   map[uint32]bool // see syncs
 	written  int64
 	setAside bool
 }
@@ -680,6 +681,9 @@ func (b *batch) deleteSQL(g *group, where string) string {
 func (b *batch) delete(ctx context.Context, tx pgx.Tx, g *group, ids []int64) (int64, error) {
 	if g.deletes == 0 {
 		return 0, nil
+	}
+	if err := b.holdReferred(ctx, tx, g, ids); err != nil {
+		return 0, err
 	}
 	which := fmt.Sprintf(`i.layout_id IS NOT DISTINCT FROM nullif(%d::bigint, 0) AND i.op = 'd' AND ($1::bigint[] IS NULL OR i.id = ANY ($1))`, g.layoutID)
 	tag, err := tx.Exec(ctx, b.deleteSQL(g, which), ids)

@@ -42,7 +42,7 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, tabl
 		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `
+		if _, err := tx.Exec(ctx, byIndex+`
 			CREATE TEMP TABLE IF NOT EXISTS chunk (n bigint, key text[] COLLATE "C", "row" text[] COLLATE "C") ON COMMIT DELETE ROWS`); err != nil {
 			return err
 		}

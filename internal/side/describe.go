@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -56,7 +57,7 @@ func describe(ctx context.Context, tx pgx.Tx, name string) (*Table, error) {
 		 WHERE n.nspname = $1 AND c.relname = $2`, parsed.Schema, parsed.Name).
 		Scan(&t.OID, &kind, &persistence, &inherits, &readable, &hidden)
 	if errors.Is(err, pgx.ErrNoRows) {
-		t.Problem = fmt.Sprintf("there is no table %s", parsed)
+		t.Problem = fmt.Sprintf("there is no table %s: create it, or check how its name is written", parsed)
 		return t, nil
 	}
 	if err != nil {
@@ -145,10 +146,14 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 		                        WHERE NOT a.attnotnull OR a.attgenerated <> '' OR t.typname LIKE 'reg%' AND t.typnamespace = 'pg_catalog'::regnamespace)
 		     ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid LIMIT 1)
 		SELECT a.attname::text,
-		       CASE WHEN n.nspname <> 'pg_catalog' THEN quote_ident(n.nspname) ELSE '' END
+		       CASE WHEN n.nspname <> 'pg_catalog' THEN quote_ident(n.nspname) ELSE '' END,
+		       ARRAY(SELECT x.oprname::text FROM pg_amop y JOIN pg_operator x ON x.oid = y.amopopr
+		              WHERE y.amopfamily = o.opcfamily AND y.amoplefttype = o.opcintype AND y.amoprighttype = o.opcintype AND y.amoppurpose = 's' ORDER BY y.amopstrategy)
 		  FROM best CROSS JOIN generate_series(0, best.indnkeyatts - 1) k
 		  JOIN pg_attribute a ON a.attrelid = $1::oid AND a.attnum = best.indkey[k]
-		  JOIN pg_opclass o ON o.oid = best.indclass[k]
+		  JOIN pg_opclass i ON i.oid = best.indclass[k]
+		  -- the type's default operators, which ORDER BY uses, be the index of another class
+		  JOIN pg_opclass o ON o.opcmethod = i.opcmethod AND o.opcintype = i.opcintype AND o.opcdefault
 		  JOIN pg_amop m ON m.amopfamily = o.opcfamily AND m.amoplefttype = o.opcintype AND m.amoprighttype = o.opcintype AND m.amopstrategy = 3
 		  JOIN pg_operator p ON p.oid = m.amopopr JOIN pg_namespace n ON n.oid = p.oprnamespace
 		 ORDER BY k`, oid)
@@ -156,11 +161,15 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 		return nil, err
 	}
 	var name, operators string
-	_, err = pgx.ForEachRow(rows, []any{&name, &operators}, func() error {
+	var comparisons []string
+	_, err = pgx.ForEachRow(rows, []any{&name, &operators, &comparisons}, func() error {
 		l.Key = append(l.Key, name)
 		for i := range l.Columns {
 			if l.Columns[i].Name == name {
 				l.Columns[i].Operators = operators
+				if !slices.Equal(comparisons, row.Comparisons) {
+					l.Columns[i].Comparisons = comparisons
+				}
 			}
 		}
 		return nil

@@ -136,6 +136,94 @@ func indexOf(l *row.Layout, name string) int {
 	return 0
 }
 
+// holdReferred holds the deletes of rows to which rows of another synced table still
+// refer, where deleting would cascade. What the source deleted there comes, or came,
+// as deletes of its own; a row that is still here may have moved to another parent
+// meanwhile, in a change that has not come yet, and the cascade would take along
+// what nobody has touched.
+func (b *batch) holdReferred(ctx context.Context, tx pgx.Tx, g *group, ids []int64) error {
+	keys, err := b.foreignKeys(ctx, tx, `c.confdeltype = 'c' AND c.confrelid = $1`, g.target.OID)
+	if err != nil {
+		return err
+	}
+	for {
+		held := int64(0)
+		for _, fk := range keys {
+			synced, err := b.syncs(ctx, fk.Child)
+			if err != nil {
+				return err
+			}
+			if !synced {
+				continue
+			}
+			n, err := b.holdReferredBy(ctx, tx, g, fk, ids)
+			if err != nil {
+				return err
+			}
+			held += n
+		}
+		// Of a table that refers to itself, a row that is held is there to stay: look again.
+		if held == 0 {
+			return nil
+		}
+		b.setAside = true
+	}
+}
+
+func (b *batch) holdReferredBy(ctx context.Context, tx pgx.Tx, g *group, fk foreignKey, ids []int64) (int64, error) {
+	refers := fmt.Sprintf(`EXISTS (SELECT FROM %s c WHERE %s)`, fk.ChildSQL, fk.refersTo("c", "t"))
+	if fk.Child == fk.Parent {
+		// Rows that are deleted in the same statement do not count.
+		refers = fmt.Sprintf(`EXISTS (SELECT FROM %s c WHERE %s AND NOT EXISTS (
+			SELECT FROM pg_temp.incoming j WHERE j.table_id = %d AND j.op = 'd' AND ($3::bigint[] IS NULL OR j.id = ANY ($3)) AND %s))`,
+			fk.ChildSQL, fk.refersTo("c", "t"), g.tableID, g.target.Layout.KeyEquals("c", "j.key"))
+	}
+	tag, err := tx.Exec(ctx, fmt.Sprintf(`
+		WITH o AS (SELECT i.id FROM pg_temp.incoming i JOIN %s t ON %s
+		            WHERE i.table_id = $1 AND i.layout_id IS NOT DISTINCT FROM nullif($2::bigint, 0) AND i.op = 'd' AND ($3::bigint[] IS NULL OR i.id = ANY ($3)) AND %s),
+		     i AS (DELETE FROM pg_temp.incoming i USING o WHERE i.id = o.id RETURNING i.seq, i.table_id, i.layout_id, i.op, i.key, i."row")
+		INSERT INTO %s.held AS h (seq, table_id, layout_id, op, key, "row", state, reason)
+		SELECT seq, table_id, layout_id, op, key, "row", 'held', $4 FROM i
+		ON CONFLICT (seq, key) DO UPDATE SET reason = excluded.reason`,
+		g.target.SQL, g.target.Layout.KeyEquals("t", "i.key"), refers, b.db.schema),
+		g.tableID, g.layoutID, ids, fmt.Sprintf("waits until no row in %s refers to it (foreign key %s)", fk.ChildSQL, fk.Name))
+	return tag.RowsAffected(), err
+}
+
+// syncs reports whether deletes of a table's rows come from the other side.
+func (b *batch) syncs(ctx context.Context, oid uint32) (bool, error) {
+	if b.synced == nil {
+		var names []string
+		for _, t := range b.feed.Tables {
+			if t.Active && t.Delete && len(t.CapturedFrom) > 0 && !t.Captures(b.db.Side) {
+				names = append(names, t.Name)
+			}
+		}
+		rows, err := b.tx.Query(ctx, `SELECT to_regclass(name)::oid FROM unnest($1::text[]) name WHERE to_regclass(name) IS NOT NULL`, names)
+		if err != nil {
+			return false, err
+		}
+		oids, err := pgx.CollectRows(rows, pgx.RowTo[uint32])
+		if err != nil {
+			return false, err
+		}
+		b.synced = map[uint32]bool{}
+		for _, oid := range oids {
+			b.synced[oid] = true
+		}
+	}
+	return b.synced[oid], nil
+}
+
+// refersTo is the SQL for "row child refers to row parent".
+func (fk foreignKey) refersTo(child, parent string) string {
+	var on []string
+	for n, column := range fk.Columns {
+		on = append(on, parent+"."+row.Ident(fk.Refs[n])+" "+fk.Operators[n]+" "+child+"."+row.Ident(column))
+	}
+	return strings.Join(on, " AND ")
+}
+
 // cascades reports whether deleting rows of a table could change other rows.
 func (b *batch) cascades(ctx context.Context, tx pgx.Tx, g *group) (bool, error) {
 	keys, err := b.foreignKeys(ctx, tx, `c.confdeltype IN ('c', 'n', 'd') AND c.confrelid = $1`, g.target.OID)
@@ -150,11 +238,7 @@ func (b *batch) referenced(ctx context.Context, g *group) (string, error) {
 	}
 	parts := []string{"false"}
 	for _, fk := range keys {
-		var on []string
-		for n, column := range fk.Columns {
-			on = append(on, "t."+row.Ident(fk.Refs[n])+" "+fk.Operators[n]+" c."+row.Ident(column))
-		}
-		parts = append(parts, fmt.Sprintf("EXISTS (SELECT FROM %s c WHERE %s)", fk.ChildSQL, strings.Join(on, " AND ")))
+		parts = append(parts, fmt.Sprintf("EXISTS (SELECT FROM %s c WHERE %s)", fk.ChildSQL, fk.refersTo("c", "t")))
 	}
 	return strings.Join(parts, " OR "), nil
 }

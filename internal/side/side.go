@@ -128,10 +128,15 @@ const pinned = `
 	SET LOCAL idle_in_transaction_session_timeout = '5min';
 	SET LOCAL jit = off`
 
+// byIndex makes the planner look rows up by their key. What is looked up is bounded
+// and the table may be large, but our temporary tables have no statistics, and a
+// hash of the whole table for each batch would make a walk slower the longer it is.
+const byIndex = `SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off;`
+
 // Transactions of a side, all under the pinned settings.
 const (
 	// reading sees one snapshot, taken by its first query: locks come before it.
-	reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;" + pinned
+	reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;" + byIndex + pinned
 	writing = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;" + pinned
 )
 

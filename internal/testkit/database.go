@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -139,4 +140,22 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 func LockWaiters(t testing.TB, conn *pgx.Conn) int {
 	t.Helper()
 	return Value[int](t, conn, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`)
+}
+
+// As is a connection string for another role.
+func As(t testing.TB, dsn, role, password string) string {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	require.NoError(t, err)
+	u.User = url.UserPassword(role, password)
+	return u.String()
+}
+
+// DropRole drops a role and what it has and may do in a database, after a test.
+func DropRole(t testing.TB, dsn, role string) {
+	t.Helper()
+	conn := Connect(t, dsn)
+	defer func() { _ = conn.Close(context.Background()) }()
+	_, err := conn.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+	require.NoError(t, err)
 }

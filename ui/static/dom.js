@@ -26,9 +26,15 @@ export function announce(text) {
 // from the server leaves it alone.
 const own = { DETAILS: ["open"], DIALOG: ["open"] };
 
+// Parts that come and go, and their neighbours, have ids: without one an element is
+// taken for whatever stands in its place.
+//
 // morph makes `from` equal to `to` while keeping the nodes that are there: focus,
 // selection, scroll positions, open dialogs and running transitions survive.
+//
+// data-keep: a script fills it, so its children stay; data-keep="all": and its attributes.
 export function morph(from, to) {
+  if (from.dataset?.keep === "all") return;
   const kept = own[from.tagName] ?? [];
   for (const { name } of [...from.attributes]) {
     if (!to.hasAttribute(name) && !kept.includes(name)) from.removeAttribute(name);

@@ -1,0 +1,247 @@
+package activities
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+	"backfill/internal/testkit"
+)
+
+func TestGuarantee2_ChangesArrive(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders SELECT g, 'n' || g, g FROM generate_series(1, 100) g`)
+	w.drain()
+	w.Equal("orders")
+	w.onSource(`UPDATE orders SET total = 7 WHERE id < 50`)
+	w.onSource(`DELETE FROM orders WHERE id > 80`)
+	w.onSource(`UPDATE orders SET id = id + 1000 WHERE id BETWEEN 20 AND 30`)
+	w.drain()
+	w.Equal("orders")
+	w.onSource(`TRUNCATE orders; INSERT INTO orders VALUES (5, 'after', 1)`)
+	w.drain()
+	w.Equal("orders")
+	require.Len(t, testkit.Rows(t, w.R, "orders"), 1)
+}
+
+// A push that has read a key and not yet committed keeps every other push of the
+// direction waiting: otherwise its older state would land behind a newer one.
+func TestGuarantee2_PushesOfADirectionTakeTurns(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	other := w.agent(testkit.Source)
+	w.onSource(`INSERT INTO orders VALUES (1, 'old')`)
+
+	reached, resume := stopAt(w.from, "push: durable")
+	first := async(func() (pushed, error) { return w.from.push(t.Context()) })
+	<-reached
+	w.onSource(`UPDATE orders SET note = 'new'`)
+	ended := make(chan struct{})
+	second := async(func() (pushed, error) {
+		defer close(ended)
+		return other.push(t.Context())
+	})
+	testkit.Eventually(t, "the second push waits or ends", func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return testkit.LockWaiters(t, w.C) > 0
+		}
+	})
+	resume(nil)
+	_, err := first()
+	require.NoError(t, err)
+	_, err = second()
+	require.NoError(t, err)
+	w.drain()
+	w.Equal("orders")
+}
+
+// What a push reads, it reads after it has the lock.
+func TestGuarantee2_APushReadsUnderTheLock(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	other := w.agent(testkit.Source)
+	w.onSource(`INSERT INTO orders VALUES (1, 'old')`)
+
+	reached, resume := stopAt(other, "push: locked")
+	first := async(func() (pushed, error) { return other.push(t.Context()) })
+	<-reached
+	second := async(func() (pushed, error) { return w.from.push(t.Context()) })
+	w.waits(1)
+	w.onSource(`UPDATE orders SET note = 'new'`)
+	resume(nil)
+	_, err := first()
+	require.NoError(t, err)
+	_, err = second()
+	require.NoError(t, err)
+	w.drain()
+	w.Equal("orders")
+}
+
+func TestGuarantee5_APushThatCrashesRunsAgain(t *testing.T) {
+	for _, point := range []string{"push: locked", "push: read", "push: durable", "push: committed"} {
+		t.Run(point, func(t *testing.T) {
+			w := newWorld(t, orders, "public.orders")
+			w.onSource(`INSERT INTO orders SELECT g, 'first' FROM generate_series(1, 20) g`)
+			failAt(w.from, point)
+			_, err := w.from.push(t.Context())
+			require.ErrorIs(t, err, errCrash)
+			w.onSource(`UPDATE orders SET note = 'second' WHERE id < 5; DELETE FROM orders WHERE id > 15`)
+			w.drain()
+			w.Equal("orders")
+		})
+	}
+}
+
+// A push that was held up after its commit, while others went on, comes back and
+// must not make the source remember an older push than the control database does.
+func TestGuarantee5_APushHeldUpAfterItsCommitStopsNothing(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	other := w.agent(testkit.Source)
+	w.onSource(`INSERT INTO orders VALUES (1, 'a')`)
+	reached, resume := stopAt(other, "push: committed")
+	late := async(func() (pushed, error) { return other.push(t.Context()) })
+	<-reached
+	for i := 2; i < 5; i++ {
+		w.onSource(`INSERT INTO orders VALUES ($1::int, 'b')`, i)
+		w.push()
+	}
+	resume(nil)
+	_, err := late()
+	require.NoError(t, err)
+	w.onSource(`INSERT INTO orders VALUES (9, 'c')`)
+	w.drain()
+	w.Equal("orders")
+}
+
+// One of the two databases was restored: going on would send, or forget, the wrong
+// changes.
+func TestPushStopsWhenADatabaseWasRestored(t *testing.T) {
+	for name, restore := range map[string]func(*world){
+		"source": func(w *world) {
+			w.onSource(`UPDATE backfill_maple_school.pushed SET batch = 1, nonce = 'of an older backup'`)
+		},
+		"control": func(w *world) {
+			testkit.Exec(w, w.C, `UPDATE backfill_control.direction SET push_batch = 1, push_nonce = 'of an older backup', prev_nonce = '' WHERE id = $1`, w.Out.ID)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, orders, "public.orders")
+			for i := range 4 {
+				w.onSource(`INSERT INTO orders VALUES ($1::int, 'a')`, i)
+				w.push()
+			}
+			restore(w)
+			w.onSource(`INSERT INTO orders VALUES (9, 'c')`)
+			_, err := w.from.push(t.Context())
+			require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", err)
+			require.ErrorContains(t, err, "new-epoch")
+		})
+	}
+}
+
+func TestGuarantee2_RespelledKeysStayOneRow(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders VALUES (1.0, 'a'), (2.0, 'b')`)
+	w.drain()
+	for _, id := range []string{"1.00", "1", "1.000"} {
+		w.onSource(`UPDATE orders SET id = `+id+`, note = $1 WHERE id = 1`, "is "+id)
+		w.drain()
+		w.Equal("orders")
+	}
+	// Deleted under one spelling, there again under another, between two pushes.
+	w.onSource(`DELETE FROM orders WHERE id = 1; INSERT INTO orders VALUES (1.0, 'back')`)
+	w.drain()
+	w.Equal("orders")
+	// In a batch of its own each.
+	w.onSource(`UPDATE orders SET id = 2.00` + ` WHERE id = 2`)
+	w.push()
+	w.onSource(`DELETE FROM orders WHERE id = 2`)
+	w.push()
+	w.onSource(`INSERT INTO orders VALUES (2, 'c')`)
+	w.push()
+	w.applyAll()
+	w.Equal("orders")
+}
+
+// Operations that are off, and inactive tables, become entries that are not
+// delivered but still overtake.
+func TestOperationsThatAreOffAreDroppedNotDelivered(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders SELECT g, 'x' FROM generate_series(1, 4) g`)
+	w.drain()
+	entries := func() []string {
+		return testkit.Strings(t, w.C, `
+			SELECT op::text || CASE WHEN dropped THEN ' dropped' ELSE '' END || coalesce(' ' || key[1], '') || CASE WHEN row IS NULL THEN '' ELSE ' row' END
+			  FROM backfill_control.entry WHERE seq > (SELECT applied_seq FROM backfill_control.direction WHERE id = $1) ORDER BY key, op`, w.Out.ID)
+	}
+	change := func() {
+		w.onSource(`INSERT INTO orders VALUES (9, 'i'); UPDATE orders SET note = 'u' WHERE id = 1; DELETE FROM orders WHERE id = 2`)
+	}
+	undo := func() {
+		w.Configure("public.orders", control.TableChange{Active: ptr(true), Create: ptr(true), Update: ptr(true), Delete: ptr(true)})
+		w.onSource(`DELETE FROM orders WHERE id = 9; INSERT INTO orders VALUES (2, 'x') ON CONFLICT DO NOTHING; UPDATE orders SET note = 'x'`)
+		w.drain()
+		w.Equal("orders")
+	}
+	for _, c := range []struct {
+		change control.TableChange
+		want   []string
+	}{
+		{control.TableChange{Active: ptr(false)}, []string{"u dropped 1", "d dropped 2", "c dropped 9"}},
+		{control.TableChange{Create: ptr(false)}, []string{"u 1 row", "d 2", "c dropped 9"}},
+		{control.TableChange{Update: ptr(false)}, []string{"u dropped 1", "d 2", "c 9 row"}},
+		{control.TableChange{Delete: ptr(false)}, []string{"u 1 row", "d dropped 2", "c 9 row"}},
+	} {
+		w.Configure("public.orders", c.change)
+		change()
+		w.push()
+		require.Equal(t, c.want, entries())
+		w.applyAll()
+		undo()
+	}
+	w.Configure("public.orders", control.TableChange{Delete: ptr(false)})
+	w.onSource(`TRUNCATE orders; INSERT INTO orders VALUES (1, 'y')`)
+	w.push()
+	require.Equal(t, []string{"c 1 row", "t dropped"}, entries())
+}
+
+// A table that cannot be read waits, and the others' changes go on, however many
+// of its records are ahead of theirs.
+func TestATableThatCannotBeReadHoldsUpNoOther(t *testing.T) {
+	w := newWorld(t, orders+`; CREATE TABLE other (id int PRIMARY KEY)`, "public.orders", "public.other")
+	w.from.BatchRows = 10
+	w.onSource(`INSERT INTO orders SELECT g, 'x' FROM generate_series(1, 50) g; ALTER TABLE orders RENAME TO gone; INSERT INTO other VALUES (1)`)
+	for range 5 {
+		w.push()
+	}
+	w.applyAll()
+	w.Equal("other")
+	require.Contains(t, w.from.problem(t.Context()), "public.orders")
+	require.False(t, w.push().complete("public.orders"))
+	require.True(t, w.push().complete("public.other"))
+
+	w.onSource(`ALTER TABLE gone RENAME TO orders`)
+	clear(w.from.blocked) // as if its time were over
+	w.drain()
+	w.Equal("orders", "other")
+}
+
+// Nothing that goes wrong with a push as a whole is taken for a table's fault.
+func TestAPushThatCannotReadTheOutboxSaysSo(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders VALUES (1, 'x'); ALTER TABLE backfill_maple_school.pushed RENAME COLUMN nonce TO lost`)
+	_, err := w.from.push(t.Context())
+	require.Error(t, err)
+}
+
+func TestChangesOfATableThatIsNotConfiguredAreForgotten(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	testkit.Exec(t, w.C, `UPDATE backfill_control.table_config SET captured_from = '{}'`)
+	w.onSource(`INSERT INTO orders VALUES (1, 'x')`)
+	w.push()
+	require.Zero(t, testkit.Value[int](t, w.S, `SELECT count(*) FROM backfill_maple_school.outbox`))
+	require.Zero(t, testkit.Value[int](t, w.C, `SELECT count(*) FROM backfill_control.entry`))
+}

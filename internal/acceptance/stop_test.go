@@ -1,0 +1,138 @@
+//go:build linux
+
+package acceptance
+
+import (
+	"net"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// SIGTERM and SIGINT end everything in order, and the next start goes on.
+func TestStopsInOrderAndGoesOn(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, setup{
+		tables: []string{"public.accounts"},
+		a:      accounts("accounts", 30_000),
+		b:      accounts("accounts", 100),
+	})
+	// The first time in the middle of a walk.
+	id := s.request("public.accounts").ID
+	s.await("the walk to begin", func() (bool, string) {
+		r := s.show(id)
+		return r.Staged > 0, r.String()
+	})
+	s.requireStops(syscall.SIGTERM)
+	s.start()
+	r := s.awaitReview(id)
+	require.EqualValues(t, 30_000, r.Staged)
+	s.requireStagedOnce(r)
+
+	// The second time with a stream open and in the middle of a release. What is
+	// not said is remembered: the databases and tables of the last start.
+	s.approve(r)
+	s.requireStops(syscall.SIGINT)
+	s.args = []string{"dev", "--state", s.state, "--listen", strings.TrimPrefix(s.url, "http://")}
+	s.start()
+	r = s.awaitFinished(id)
+	s.drain()
+	s.requireReleasedOnce(r)
+	s.requireEqual("public.accounts")
+}
+
+// requireStops sends a signal and requires that everything ends soon.
+func (s *site) requireStops(signal syscall.Signal) {
+	s.Helper()
+	children := s.children()
+	require.GreaterOrEqual(s, len(children), 2, "PostgreSQL and Temporal")
+	began := time.Now()
+	require.NoError(s, s.dev.cmd.Process.Signal(signal))
+	status := s.dev.exit(30 * time.Second)
+	took := time.Since(began)
+	require.Zero(s, status, "%s; it printed:\n%s", s.dev.cmd.ProcessState, s.dev.said())
+	s.Logf("%s: it ended within %s", signal, took.Round(time.Millisecond))
+	require.Less(s, took, 15*time.Second)
+	for _, pid := range children {
+		require.False(s, running(pid), "process %d is still there", pid)
+	}
+}
+
+// Each mistake is one line that says what is wrong and what to do.
+func TestMistakesAreOneLine(t *testing.T) {
+	t.Parallel()
+	s := prepareSite(t, setup{
+		a: accounts("accounts", 10) + `CREATE TABLE keyless (id integer, name text); CREATE VIEW seen AS SELECT * FROM accounts`,
+		b: accounts("accounts", 5) + `CREATE TABLE keyless (id integer, name text); CREATE VIEW seen AS SELECT * FROM accounts`,
+	})
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	change := func(dsn string, edit func(*url.URL)) string {
+		u, err := url.Parse(dsn)
+		require.NoError(t, err)
+		edit(u)
+		return u.String()
+	}
+	secret := "not-the-password"
+	password, _ := must(t, s.dsn["a"]).User.Password()
+	for name, c := range map[string]struct {
+		side, dsn, table, listen string
+		says                     []string
+	}{
+		"port in use":    {listen: taken.Addr().String(), says: []string{taken.Addr().String(), "address already in use", "--listen"}},
+		"wrong password": {side: "b", dsn: change(s.dsn["b"], func(u *url.URL) { u.User = url.UserPassword("postgres", secret) }), says: []string{"s/b", "password"}},
+		"wrong port":     {side: "b", dsn: change(s.dsn["b"], func(u *url.URL) { u.Host = freeAddress(t) }), says: []string{"s/b", "connection refused"}},
+		"wrong database": {side: "a", dsn: change(s.dsn["a"], func(u *url.URL) { u.Path = "/nowhere" }), says: []string{"s/a", `"nowhere" does not exist`}},
+		"no DSN":         {side: "a", dsn: "postgres://postgres:" + secret + "@127.0.0.1:port/x", says: []string{"s/a", "cannot be understood"}},
+		"no such table":  {table: "public.nowhere", says: []string{"side a", "no table public.nowhere"}},
+		"no usable key":  {table: "public.keyless", says: []string{"side a", "public.keyless has no usable key", "primary key"}},
+		"a view":         {table: "public.seen", says: []string{"side a", "public.seen", "table behind it"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			state := filepath.Join(t.TempDir(), "state")
+			dsn := map[string]string{"a": s.dsn["a"], "b": s.dsn["b"]}
+			if c.side != "" {
+				dsn[c.side] = c.dsn
+			}
+			if c.table == "" {
+				c.table = "public.accounts"
+			}
+			if c.listen == "" {
+				c.listen = freeAddress(t)
+			}
+			p, err := launch(filepath.Join(t.TempDir(), "printed"), "dev", "--state", state, "--listen", c.listen, "--site", "s",
+				"--side", "a="+dsn["a"], "--side", "b="+dsn["b"], "--table", c.table)
+			require.NoError(t, err)
+			t.Cleanup(p.kill)
+			require.Equal(t, 1, p.exit(time.Minute), p.said())
+			var errs []string
+			for line := range strings.Lines(p.said()) {
+				if !strings.HasPrefix(line, "starting ") {
+					errs = append(errs, line)
+				}
+			}
+			require.Len(t, errs, 1, p.said())
+			require.True(t, strings.HasPrefix(errs[0], "backfill: "), errs[0])
+			for _, text := range c.says {
+				require.Contains(t, errs[0], text)
+			}
+			for _, hidden := range []string{secret, password} {
+				require.NotContains(t, p.said(), hidden)
+			}
+			require.Empty(t, descendants(p.pid()))
+			t.Log(strings.TrimSpace(errs[0]))
+		})
+	}
+}
+
+func must(t *testing.T, dsn string) *url.URL {
+	u, err := url.Parse(dsn)
+	require.NoError(t, err)
+	return u
+}

@@ -1,0 +1,9 @@
+package side_test
+
+import (
+	"testing"
+
+	"backfill/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
