@@ -75,6 +75,37 @@ func TestGuarantee2_CirclesOfForeignKeys(t *testing.T) {
 	require.Empty(t, w.setAside())
 }
 
+// Where deletes cascade in a circle, what is deleted together goes together, and
+// what the source still has stays.
+func TestGuarantee2_CirclesOfCascades(t *testing.T) {
+	w := newWorld(t, `
+		CREATE TABLE a (id int PRIMARY KEY, b int);
+		CREATE TABLE b (id int PRIMARY KEY, a int REFERENCES a ON DELETE CASCADE ON UPDATE CASCADE DEFERRABLE INITIALLY DEFERRED);
+		ALTER TABLE a ADD FOREIGN KEY (b) REFERENCES b ON DELETE CASCADE ON UPDATE CASCADE DEFERRABLE INITIALLY DEFERRED;
+		CREATE TABLE c (id int PRIMARY KEY, a int REFERENCES a ON DELETE CASCADE ON UPDATE CASCADE);
+		CREATE TABLE nodes (id int PRIMARY KEY, up int REFERENCES nodes ON DELETE CASCADE ON UPDATE CASCADE)`,
+		"public.a", "public.b", "public.c", "public.nodes")
+	for _, batch := range []int{1000, 2, 1} {
+		w.from.BatchRows, w.to.BatchRows = batch, batch
+		for _, sql := range []string{
+			`BEGIN; INSERT INTO a SELECT g, g FROM generate_series(1, 6) g; INSERT INTO b SELECT g, g % 6 + 1 FROM generate_series(1, 6) g; COMMIT`,
+			`INSERT INTO c SELECT g, g FROM generate_series(1, 6) g; INSERT INTO nodes SELECT g, nullif(g / 2, 0) FROM generate_series(1, 15) g`,
+			`UPDATE nodes SET id = 100 WHERE id = 1; UPDATE nodes SET up = 3 WHERE id = 5; DELETE FROM nodes WHERE id = 2`,
+			`UPDATE a SET id = id + 10 WHERE id < 3`,
+			`BEGIN; UPDATE b SET a = 11; DELETE FROM a WHERE id = 12; COMMIT`,
+			`DELETE FROM a; DELETE FROM nodes`,
+		} {
+			w.onSource(sql)
+			w.drain()
+			for range 8 {
+				w.apply()
+			}
+			w.Equal("a", "b", "c", "nodes")
+			require.Empty(t, w.setAside())
+		}
+	}
+}
+
 // A backfill can bring children before their parents.
 func TestGuarantee2_ChildrenBeforeTheirParentsAreHeld(t *testing.T) {
 	w := newWorld(t, family, familyTables...)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -120,7 +121,7 @@ var oddities = []oddity{
 		a:     `INSERT INTO events SELECT date '2022-06-01' + n * 20, n, 'v' || n FROM generate_series(1, 40) n; INSERT INTO events VALUES ('2024-02-29', 1, 'leap')`,
 		b:     `INSERT INTO events SELECT date '2022-06-01' + n * 20, n, 'w' || n FROM generate_series(1, 15) n`,
 		early: []string{`UPDATE events SET day = '2024-02-29' WHERE id IN (3, 4)`},
-		during: []string{`UPDATE events SET day = day + 365 WHERE id < 12`, `DELETE FROM events_2023 WHERE id % 5 = 0`, `INSERT INTO events_old (id, day, v) VALUES (99, '2000-01-01', 'direct')`,
+		during: []string{`UPDATE events SET day = day + 365 WHERE id < 12 AND day < '2023-12-01'`, `DELETE FROM events_2023 WHERE id % 5 = 0`, `INSERT INTO events_old (id, day, v) VALUES (99, '2000-01-01', 'direct')`,
 			`UPDATE events SET v = 'u' WHERE day = '2024-02-29'`},
 	},
 	{
@@ -381,22 +382,28 @@ func TestOddTablesArriveByteForByte(t *testing.T) {
 	for _, o := range all {
 		s.args = append(s.args, "--table", o.name)
 	}
+	phase := s.phases()
 	s.start()
+	phase("started")
 
 	s.apply(all, func(o oddity) []string { return o.early })
 	s.drain()
+	phase("drained")
 	requests := map[string]*request{}
 	for _, o := range all {
 		requests[o.name] = s.request(o.name)
 	}
+	phase("requested")
 	for _, o := range all {
 		requests[o.name] = s.awaitReview(requests[o.name].ID)
 		s.requireStagedOnceByKey(requests[o.name])
 	}
+	phase("staged and read")
 	s.apply(all, func(o oddity) []string { return o.during })
 	for _, o := range all {
 		s.approve(requests[o.name])
 	}
+	phase("approved")
 	for _, o := range all {
 		s.awaitFinished(requests[o.name].ID)
 	}
@@ -408,12 +415,23 @@ func TestOddTablesArriveByteForByte(t *testing.T) {
 		}
 		return len(left) == 0, strings.Join(left, "\n")
 	})
+	phase("released and applied")
 	for _, o := range all {
 		t.Run(o.name, func(t *testing.T) {
 			one := *s
 			one.T = t
 			one.requireEqual(o.name)
 		})
+	}
+}
+
+// phases returns a function that logs how long a phase has taken.
+func (s *site) phases() func(what string) {
+	began := time.Now()
+	return func(what string) {
+		s.Helper()
+		s.Logf("%s within %s", what, time.Since(began).Round(10*time.Millisecond))
+		began = time.Now()
 	}
 }
 

@@ -100,8 +100,9 @@ func (c Column) text(source string) string {
 	if !c.Function {
 		return ref + "::text"
 	}
-	// concat calls the output function, but makes NULL an empty string.
-	return "CASE WHEN " + ref + " IS NOT NULL THEN concat(" + ref + ") END"
+	// concat calls the output function, but makes NULL an empty string. IS NOT NULL
+	// would be false for a composite with a NULL in it.
+	return "CASE WHEN " + ref + " IS DISTINCT FROM NULL THEN concat(" + ref + ") END"
 }
 
 // KeyText is the SQL of a row's key as text[], from a row source of that alias.

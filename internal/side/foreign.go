@@ -136,33 +136,32 @@ func indexOf(l *row.Layout, name string) int {
 	return 0
 }
 
-// holdReferred holds the deletes of rows to which rows of another synced table still
+// holdReferred holds the deletes of rows to which rows of a synced table will still
 // refer, where deleting would cascade. What the source deleted there comes, or came,
-// as deletes of its own; a row that is still here may have moved to another parent
+// as deletes of its own; a row that stays here may have moved to another parent
 // meanwhile, in a change that has not come yet, and the cascade would take along
 // what nobody has touched.
-func (b *batch) holdReferred(ctx context.Context, tx pgx.Tx, g *group, ids []int64) error {
-	keys, err := b.foreignKeys(ctx, tx, `c.confdeltype = 'c' AND c.confrelid = $1`, g.target.OID)
-	if err != nil {
-		return err
-	}
+func (b *batch) holdReferred(ctx context.Context, tx pgx.Tx, groups []group) error {
 	for {
+		// A row whose delete is held stays, and so may refer to another: go on until a
+		// round finds none.
 		held := int64(0)
-		for _, fk := range keys {
-			synced, err := b.syncs(ctx, fk.Child)
-			if err != nil {
-				return err
-			}
-			if !synced {
+		for i := range groups {
+			if groups[i].deletes == 0 {
 				continue
 			}
-			n, err := b.holdReferredBy(ctx, tx, g, fk, ids)
+			keys, err := b.foreignKeys(ctx, tx, `c.confdeltype = 'c' AND c.confrelid = $1`, groups[i].target.OID)
 			if err != nil {
 				return err
 			}
-			held += n
+			for _, fk := range keys {
+				n, err := b.holdReferredBy(ctx, tx, groups, &groups[i], fk)
+				if err != nil {
+					return err
+				}
+				held += n
+			}
 		}
-		// Of a table that refers to itself, a row that is held is there to stay: look again.
 		if held == 0 {
 			return nil
 		}
@@ -170,23 +169,27 @@ func (b *batch) holdReferred(ctx context.Context, tx pgx.Tx, g *group, ids []int
 	}
 }
 
-func (b *batch) holdReferredBy(ctx context.Context, tx pgx.Tx, g *group, fk foreignKey, ids []int64) (int64, error) {
-	refers := fmt.Sprintf(`EXISTS (SELECT FROM %s c WHERE %s)`, fk.ChildSQL, fk.refersTo("c", "t"))
-	if fk.Child == fk.Parent {
-		// Rows that are deleted in the same statement do not count.
-		refers = fmt.Sprintf(`EXISTS (SELECT FROM %s c WHERE %s AND NOT EXISTS (
-			SELECT FROM pg_temp.incoming j WHERE j.table_id = %d AND j.op = 'd' AND ($3::bigint[] IS NULL OR j.id = ANY ($3)) AND %s))`,
-			fk.ChildSQL, fk.refersTo("c", "t"), g.tableID, g.target.Layout.KeyEquals("c", "j.key"))
+func (b *batch) holdReferredBy(ctx context.Context, tx pgx.Tx, groups []group, g *group, fk foreignKey) (int64, error) {
+	if synced, err := b.syncs(ctx, fk.Child); err != nil || !synced {
+		return 0, err
+	}
+	stays := []string{fk.refersTo("c", "t")}
+	for _, child := range groups {
+		if child.target.OID == fk.Child {
+			stays = append(stays, fmt.Sprintf(`NOT EXISTS (SELECT FROM pg_temp.incoming j WHERE j.table_id = %d AND j.op = 'd' AND %s)`,
+				child.tableID, child.target.Layout.KeyEquals("c", "j.key")))
+			break
+		}
 	}
 	tag, err := tx.Exec(ctx, fmt.Sprintf(`
 		WITH o AS (SELECT i.id FROM pg_temp.incoming i JOIN %s t ON %s
-		            WHERE i.table_id = $1 AND i.layout_id IS NOT DISTINCT FROM nullif($2::bigint, 0) AND i.op = 'd' AND ($3::bigint[] IS NULL OR i.id = ANY ($3)) AND %s),
+		            WHERE i.table_id = $1 AND i.layout_id IS NOT DISTINCT FROM nullif($2::bigint, 0) AND i.op = 'd' AND EXISTS (SELECT FROM %s c WHERE %s)),
 		     i AS (DELETE FROM pg_temp.incoming i USING o WHERE i.id = o.id RETURNING i.seq, i.table_id, i.layout_id, i.op, i.key, i."row")
 		INSERT INTO %s.held AS h (seq, table_id, layout_id, op, key, "row", state, reason)
-		SELECT seq, table_id, layout_id, op, key, "row", 'held', $4 FROM i
+		SELECT seq, table_id, layout_id, op, key, "row", 'held', $3 FROM i
 		ON CONFLICT (seq, key) DO UPDATE SET reason = excluded.reason`,
-		g.target.SQL, g.target.Layout.KeyEquals("t", "i.key"), refers, b.db.schema),
-		g.tableID, g.layoutID, ids, fmt.Sprintf("waits until no row in %s refers to it (foreign key %s)", fk.ChildSQL, fk.Name))
+		g.target.SQL, g.target.Layout.KeyEquals("t", "i.key"), fk.ChildSQL, strings.Join(stays, " AND "), b.db.schema),
+		g.tableID, g.layoutID, fmt.Sprintf("waits until no row in %s refers to it (foreign key %s)", fk.ChildSQL, fk.Name))
 	return tag.RowsAffected(), err
 }
 

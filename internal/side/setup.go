@@ -123,7 +123,8 @@ func functionName(table backfill.TableName) string {
 // captureBody is the capture function of a table. It records keys and nothing
 // else, so that no value and no later change of the table's shape can make the
 // application's statement fail. An update records the old and the new keys: a key
-// has changed when its text has. When a key column was dropped or renamed, keys
+// has changed when its text has, byte by byte, whatever the column's collation holds
+// for equal. When a key column was dropped or renamed, keys
 // cannot be recorded, which is recorded; a truncate of one partition likewise.
 //
 // Rows applied by the agent are not captured again: the setting alone could be
@@ -147,7 +148,7 @@ BEGIN
         INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'c', {key} FROM new_rows r;
     ELSIF TG_OP = 'UPDATE' THEN
         INSERT INTO {outbox} (tbl, op, key)
-        SELECT {table}, 'u', {key} FROM new_rows r UNION SELECT {table}, 'u', {key} FROM old_rows r;
+        SELECT {table}, 'u', {key} COLLATE "C" FROM new_rows r UNION SELECT {table}, 'u', {key} COLLATE "C" FROM old_rows r;
     ELSIF TG_OP = 'DELETE' THEN
         INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'd', {key} FROM old_rows r;
     ELSIF TG_ARGV[0] = 'root' THEN
