@@ -827,7 +827,8 @@ func (db *DB) SetAside(ctx context.Context) ([]SetAsideRow, error) {
 	if err != nil {
 		return nil, db.orNotSetUp(err)
 	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[SetAsideRow])
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[SetAsideRow])
+	return all, db.orNotSetUp(err)
 }
 
 // Unquarantine makes quarantined changes be tried again with the held ones.

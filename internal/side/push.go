@@ -51,7 +51,7 @@ type Pending struct {
 func (db *DB) Pending(ctx context.Context, limit int, except []string) (p Pending, err error) {
 	err = db.pool.QueryRow(ctx, `
 		SELECT coalesce(array_agg(DISTINCT tbl), '{}'), coalesce(max(seq), 0), count(*) < $1::int
-		  FROM (SELECT tbl, seq FROM `+db.schema+`.outbox WHERE tbl <> ALL ($2::text[]) ORDER BY seq LIMIT $1::int) o`, limit, except).
+		  FROM (SELECT tbl, seq FROM `+db.schema+`.outbox WHERE tbl <> ALL (coalesce($2::text[], '{}')) ORDER BY seq LIMIT $1::int) o`, limit, except).
 		Scan(&p.Tables, &p.Last, &p.All)
 	return p, db.orNotSetUp(err)
 }

@@ -223,7 +223,7 @@ $grant$;`, row.Literal(role), row.Literal(t.SQL), t.SQL, row.Ident(role))
 
 // staleCapture drops our triggers from relations that are captured no longer.
 func (db *DB) staleCapture(ctx context.Context, tables []backfill.Table) ([]Step, error) {
-	var want []string
+	want := []string{} // not NULL: nothing is unequal to that
 	for _, t := range tables {
 		if name, err := backfill.ParseTableName(t.Name); err == nil && t.Captures(db.Side) {
 			want = append(want, functionName(name))

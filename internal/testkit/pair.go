@@ -41,7 +41,13 @@ func NewPair(t testing.TB, schema string, tables ...string) *Pair {
 // NewPairOf makes a pair whose sides differ.
 func NewPairOf(t testing.TB, source, receiver string, tables ...string) *Pair {
 	t.Helper()
-	p := &Pair{TB: t, ControlDSN: ControlDSN(t), SourceDSN: Database(t), ReceiverDSN: Database(t), Tables: map[string]backfill.Table{}}
+	return NewPairAt(t, Database(t), source, receiver, tables...)
+}
+
+// NewPairAt makes a pair whose source is a database of the test's own.
+func NewPairAt(t testing.TB, sourceDSN, source, receiver string, tables ...string) *Pair {
+	t.Helper()
+	p := &Pair{TB: t, ControlDSN: ControlDSN(t), SourceDSN: sourceDSN, ReceiverDSN: Database(t), Tables: map[string]backfill.Table{}}
 	p.Store = Open(t, p.ControlDSN)
 	p.C, p.S, p.R = Session(t, p.ControlDSN), Session(t, p.SourceDSN), Session(t, p.ReceiverDSN)
 	Exec(t, p.S, source)
@@ -156,4 +162,12 @@ func (p *Pair) Equal(tables ...string) {
 	for _, table := range tables {
 		require.Equal(p, Rows(p, p.S, table), Rows(p, p.R, table), "the sides differ in %s", table)
 	}
+}
+
+// List returns the configured tables.
+func (p *Pair) List() (all []backfill.Table) {
+	for _, t := range p.Tables {
+		all = append(all, t)
+	}
+	return all
 }

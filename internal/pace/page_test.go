@@ -1,0 +1,45 @@
+package pace
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestPageSizeFindsTheTarget(t *testing.T) {
+	p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: 100_000, MaxBytes: 1 << 30}
+	for range 30 {
+		rows := p.Rows()
+		p.Took(rows, int64(rows)*100, time.Duration(rows)*10*time.Microsecond)
+	}
+	require.InDelta(t, 25_000, p.Rows(), 100)
+}
+
+func TestPageSizeGrowsSlowlyAndFallsFast(t *testing.T) {
+	p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: 1_000_000, MaxBytes: 1 << 40}
+	before := p.Rows()
+	p.Took(before, 1, time.Millisecond)
+	require.LessOrEqual(t, p.Rows(), before*3/2)
+	before = p.Rows()
+	p.Took(before, 1, 2*time.Second)
+	require.LessOrEqual(t, p.Rows(), before/10)
+}
+
+func TestPageSizeStaysInItsBounds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: rapid.IntRange(1, 50_000).Draw(t, "max"), MaxBytes: 32 << 20}
+		for range rapid.IntRange(1, 50).Draw(t, "pages") {
+			rows := p.Rows()
+			if rows < 1 || rows > p.Max {
+				t.Fatalf("page of %d rows, allowed 1 to %d", rows, p.Max)
+			}
+			perRow := rapid.Int64Range(1, 50<<20).Draw(t, "bytes")
+			p.Took(rows, perRow*int64(rows), time.Duration(rapid.Int64Range(0, int64(10*time.Second)).Draw(t, "took")))
+			if next := p.Rows(); next > 1 && int64(next)*perRow > p.MaxBytes {
+				t.Fatalf("next page of %d rows of %d bytes passes %d", next, perRow, p.MaxBytes)
+			}
+		}
+	})
+}

@@ -1,0 +1,256 @@
+package side_test
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+	"backfill/internal/side"
+	"backfill/internal/testkit"
+)
+
+// read reads the outbox, and the rows of all its keys.
+func read(t *testing.T, db *side.DB, tables ...string) (seqs []int64, bytesRead int, unread map[string]string, err error) {
+	err = db.ReadOutbox(t.Context(), tables, 1000, func(o *side.Outbox) error {
+		seqs, unread = o.Seqs, o.Unread
+		for _, table := range o.Tables {
+			var rows bytes.Buffer
+			if err := o.CopyEntries(t.Context(), table, 1, 1, 1, side.Rules{Create: true, Update: true, Delete: true}, &rows); err != nil {
+				return err
+			}
+			bytesRead += bytes.Count(rows.Bytes(), []byte("payload"))
+		}
+		return nil
+	})
+	return seqs, bytesRead, unread, err
+}
+
+// A snapshot older than a rewriting ALTER TABLE or a TRUNCATE reads no rows: it is
+// taken only once the table is locked.
+func TestGuarantee2_TheTableIsLockedBeforeTheSnapshot(t *testing.T) {
+	for _, what := range []string{"push", "page"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY, v int, w text)`, "public.t")
+			testkit.Exec(t, p.S, `INSERT INTO t SELECT g, g, 'payload' FROM generate_series(1, 10) g`)
+			before, err := p.From.Describe(t.Context(), "public.t")
+			require.NoError(t, err)
+			ddl := testkit.Session(t, p.SourceDSN)
+			testkit.Exec(t, ddl, `BEGIN; ALTER TABLE t ALTER v TYPE bigint`) // rewrites the table
+			type answer struct {
+				rows int
+				err  error
+			}
+			done := make(chan answer, 1)
+			go func() {
+				var a answer
+				if what == "push" {
+					_, a.rows, _, a.err = read(t, p.From, "public.t")
+				} else {
+					var rows bytes.Buffer
+					// The shape is another: what counts is that it is seen, not an empty page.
+					a.err = p.From.CopyPage(t.Context(), side.Page{Table: "public.t", Layout: before.Layout, Shape: before.Shape, UpTo: backfill.Key{"10"}, Limit: 100}, &rows)
+					a.rows = bytes.Count(rows.Bytes(), []byte("payload"))
+				}
+				done <- a
+			}()
+			testkit.Eventually(t, "the read waits for the table", func() bool { return testkit.LockWaiters(t, p.S) == 1 })
+			testkit.Exec(t, ddl, `COMMIT`)
+			a := <-done
+			if what == "push" {
+				require.NoError(t, a.err)
+				require.Equal(t, 10, a.rows)
+			} else {
+				require.ErrorIs(t, a.err, side.ErrLayout)
+			}
+		})
+	}
+}
+
+// Of a page that waited for a TRUNCATE and what was inserted in its transaction, the
+// rows are those of after.
+func TestGuarantee2_APageAfterATruncateItWaitedFor(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY, w text)`, "public.t")
+	testkit.Exec(t, p.S, `INSERT INTO t SELECT g, 'before' FROM generate_series(1, 10) g`)
+	d, err := p.From.Describe(t.Context(), "public.t")
+	require.NoError(t, err)
+	other := testkit.Session(t, p.SourceDSN)
+	testkit.Exec(t, other, `BEGIN; TRUNCATE t; INSERT INTO t VALUES (3, 'payload')`)
+	done := make(chan error, 1)
+	var rows bytes.Buffer
+	go func() {
+		done <- p.From.CopyPage(t.Context(), side.Page{Table: "public.t", Layout: d.Layout, Shape: d.Shape, UpTo: backfill.Key{"10"}, Limit: 100}, &rows)
+	}()
+	testkit.Eventually(t, "the page waits for the table", func() bool { return testkit.LockWaiters(t, p.S) == 1 })
+	testkit.Exec(t, other, `COMMIT`)
+	require.NoError(t, <-done)
+	require.Equal(t, 1, bytes.Count(rows.Bytes(), []byte("payload")))
+	require.NotContains(t, rows.String(), "before")
+}
+
+// A reading transaction owns no transaction id: a snapshot hides its own.
+func TestReadsOwnNoTransactionID(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY)`, "public.t")
+	testkit.Exec(t, p.S, `INSERT INTO t VALUES (1)`)
+	require.NoError(t, p.From.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
+		require.NoError(t, o.CopyEntries(t.Context(), o.Tables[0], 1, 1, 1, side.Rules{Create: true, Update: true, Delete: true}, io.Discard))
+		require.Zero(t, testkit.Value[int](t, p.S, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backfill-agent' AND backend_xid IS NOT NULL`))
+		require.Equal(t, 1, testkit.Value[int](t, p.S, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backfill-agent' AND datname = current_database() AND xact_start IS NOT NULL AND state = 'idle in transaction'`))
+		return nil
+	}))
+}
+
+// A push reads all of its tables' records up to a number, or all there are.
+func TestAPushReadsAPrefix(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)`, "public.a", "public.b")
+	// Numbers 1 and 2 become visible after 3 and 4.
+	late := testkit.Session(t, p.SourceDSN)
+	testkit.Exec(t, late, `BEGIN; INSERT INTO a VALUES (1), (2)`)
+	testkit.Exec(t, p.S, `INSERT INTO a VALUES (3); INSERT INTO b VALUES (4)`)
+	tables := []string{"public.a", "public.b"}
+	seqs, _, unread, err := read(t, p.From, tables...)
+	require.NoError(t, err)
+	require.Equal(t, []int64{3, 4}, seqs)
+	require.Empty(t, unread)
+	testkit.Exec(t, late, `COMMIT`)
+	require.NoError(t, p.From.DeletePushed(t.Context(), seqs, 1, "n"))
+	require.Equal(t, []string{"1", "2"}, testkit.Strings(t, p.S, `SELECT seq::text FROM backfill_maple_school.outbox ORDER BY seq`), "what was not read stays")
+
+	testkit.Exec(t, p.S, `INSERT INTO b VALUES (5)`)
+	require.NoError(t, p.From.ReadOutbox(t.Context(), tables, 2, func(o *side.Outbox) error {
+		require.Equal(t, []int64{1, 2}, o.Seqs)
+		require.Len(t, o.Unread, 2)
+		return nil
+	}))
+	pending, err := p.From.Pending(t.Context(), 10, nil)
+	require.NoError(t, err)
+	require.Equal(t, side.Pending{Tables: []string{"public.a", "public.b"}, Last: 5, All: true}, pending)
+	pending, err = p.From.Pending(t.Context(), 2, []string{"public.b"})
+	require.NoError(t, err)
+	require.Equal(t, side.Pending{Tables: []string{"public.a"}, Last: 2, All: false}, pending)
+}
+
+// asRole opens the source as a role of its own that has just the rights that setup
+// has given it.
+func asRole(t *testing.T, p *testkit.Pair) (db *side.DB, role string) {
+	t.Helper()
+	role = "agent_" + p.S.Config().Database
+	testkit.Exec(t, p.S, `CREATE ROLE `+role+` LOGIN PASSWORD 'agent'`)
+	t.Cleanup(func() { testkit.DropRole(t, p.SourceDSN, role) })
+	steps, err := p.From.SetupSteps(t.Context(), p.List(), role)
+	require.NoError(t, err)
+	require.NoError(t, p.From.Setup(t.Context(), steps))
+	return testkit.OpenSide(t, testkit.Source, testkit.As(t, p.SourceDSN, role, "agent")), role
+}
+
+// Rows that row security would hide are an error, never deletes.
+func TestGuarantee2_HiddenRowsAreNotTakenForDeletes(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY, v text)`, "public.t")
+	db, role := asRole(t, p)
+	testkit.Exec(t, p.S, `INSERT INTO t VALUES (1, 'payload')`)
+	seqs, rows, unread, err := read(t, db, "public.t")
+	require.NoError(t, err)
+	require.Len(t, seqs, 1)
+	require.Equal(t, 1, rows)
+	require.Empty(t, unread)
+
+	testkit.Exec(t, p.S, `ALTER TABLE t ENABLE ROW LEVEL SECURITY`)
+	seqs, _, unread, err = read(t, db, "public.t")
+	require.NoError(t, err)
+	require.Empty(t, seqs)
+	require.Contains(t, unread["public.t"], "row security")
+	_, _, _, err = db.Frozen(t.Context(), "public.t")
+	require.ErrorContains(t, err, "row security")
+
+	// Enabled between the description and the read, it is PostgreSQL that refuses.
+	testkit.Exec(t, p.S, `ALTER TABLE t DISABLE ROW LEVEL SECURITY`)
+	err = db.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
+		o.Tables[0].SQL = "public.hidden"
+		return o.CopyEntries(t.Context(), o.Tables[0], 1, 1, 1, side.Rules{Create: true, Update: true, Delete: true}, io.Discard)
+	})
+	require.Error(t, err)
+	testkit.Exec(t, p.S, `CREATE TABLE hidden (id int PRIMARY KEY, v text); ALTER TABLE hidden ENABLE ROW LEVEL SECURITY; GRANT SELECT ON hidden TO `+role)
+	err = db.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
+		o.Tables[0].SQL = "public.hidden"
+		return o.CopyEntries(t.Context(), o.Tables[0], 1, 1, 1, side.Rules{Create: true, Update: true, Delete: true}, io.Discard)
+	})
+	require.Equal(t, "42501", side.SQLState(err), "%v", err)
+}
+
+// A missing right is told for what it is, and keeps the changes.
+func TestATableTheAgentMayNotRead(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY, v text)`, "public.t")
+	db, role := asRole(t, p)
+	testkit.Exec(t, p.S, `INSERT INTO t VALUES (1, 'payload'); REVOKE SELECT ON t FROM `+role)
+	seqs, _, unread, err := read(t, db, "public.t", "public.missing")
+	require.NoError(t, err)
+	require.Empty(t, seqs)
+	require.Contains(t, unread["public.t"], "permission denied")
+	require.Contains(t, unread["public.missing"], "does not exist")
+}
+
+func TestTablesThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `
+		CREATE TABLE nokey (id int); CREATE TABLE nullable (id int UNIQUE); CREATE TABLE partial (id int NOT NULL); CREATE UNIQUE INDEX ON partial (id) WHERE id > 0;
+		CREATE TABLE expression (id int NOT NULL); CREATE UNIQUE INDEX ON expression ((id + 1)); CREATE TABLE late (id int PRIMARY KEY DEFERRABLE);
+		CREATE TABLE reg (id regclass PRIMARY KEY); CREATE TABLE base (id int PRIMARY KEY); CREATE TABLE heir () INHERITS (base); CREATE VIEW v AS SELECT * FROM base;
+		CREATE MATERIALIZED VIEW mv AS SELECT * FROM base; CREATE TABLE good (a int NOT NULL, b int NOT NULL, c int, UNIQUE (a, b), UNIQUE (c)); CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY)`)
+	for table, want := range map[string]string{
+		"nokey": "no usable key", "nullable": "no usable key", "partial": "no usable key", "expression": "no usable key", "late": "no usable key", "reg": "no usable key",
+		"base": "inheritance", "heir": "inheritance", "v": "no ordinary", "mv": "no ordinary", "missing": "no table", "good": "", "unlogged": "",
+	} {
+		d, err := p.From.Describe(t.Context(), "public."+table)
+		require.NoError(t, err)
+		if want == "" {
+			require.Empty(t, d.Problem)
+			continue
+		}
+		require.Contains(t, d.Problem, want, table)
+	}
+	d, err := p.From.Describe(t.Context(), "public.good")
+	require.NoError(t, err)
+	require.Equal(t, []string{"a", "b"}, d.Layout.Key)
+}
+
+// On another cluster or timeline than the one it was met on, nothing is read.
+func TestReadsStopOnAnotherCluster(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY)`, "public.t")
+	testkit.Exec(t, p.S, `INSERT INTO t VALUES (1)`)
+	id, err := p.From.Identity(t.Context())
+	require.NoError(t, err)
+	p.From.Meet(id)
+	_, _, _, err = read(t, p.From, "public.t")
+	require.NoError(t, err)
+	for _, other := range []side.Identity{{System: "1", Timeline: id.Timeline}, {System: id.System, Timeline: "00000009"}} {
+		p.From.Meet(other)
+		_, _, _, err = read(t, p.From, "public.t")
+		require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+		_, _, _, err = p.From.Frozen(t.Context(), "public.t")
+		require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+	}
+}
+
+func TestASideThatIsNotSetUpSaysHowTo(t *testing.T) {
+	t.Parallel()
+	db := testkit.OpenSide(t, testkit.Source, testkit.Database(t))
+	_, err := db.Pending(t.Context(), 10, nil)
+	require.ErrorContains(t, err, "backfill setup")
+	_, err = db.SetAside(t.Context())
+	require.ErrorContains(t, err, "backfill setup")
+	_, err = db.Epoch(t.Context())
+	require.ErrorContains(t, err, "backfill setup")
+	_, err = side.Open(t.Context(), "maple", "school", "postgres://u:secret@127.0.0.1:1/x")
+	require.Error(t, err)
+	require.False(t, strings.Contains(err.Error(), "secret"))
+}
