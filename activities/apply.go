@@ -58,13 +58,13 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	l.schedule(retry, applied)
+	moved := applied.To.Seq > l.at
+	l.schedule(retry, moved, applied)
 	if applied.SetAside || !l.started {
 		if err := l.mirror(ctx); err != nil {
 			return false, err
 		}
 	}
-	moved := applied.To.Seq > l.at
 	l.started, l.at = true, applied.To.Seq
 	if err := l.faults.at("apply: committed"); err != nil {
 		return false, err
@@ -75,8 +75,10 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 
 // schedule decides when held rows are tried again: soon after something was
 // written, else ever less often.
-func (l *applier) schedule(retried bool, applied side.Applied) {
-	l.held = applied.Held
+func (l *applier) schedule(retried, moved bool, applied side.Applied) {
+	if retried || moved {
+		l.held = applied.Held // a cycle that had nothing to do does not know
+	}
 	switch {
 	case applied.Written > 0:
 		l.pause = 2 * time.Second

@@ -89,9 +89,9 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		return out, err
 	}
 	var seqs []int64
-	unreadable := false
+	var unreadable, behind bool
 	err = a.db.ReadOutbox(ctx, tables, a.BatchRows, func(o *side.Outbox) error {
-		if err := p.Continues(o.Batch, o.Nonce); err != nil {
+		if behind, err = p.Continues(o.Batch, o.Nonce); err != nil {
 			return err
 		}
 		for name, why := range o.Unread {
@@ -124,6 +124,13 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	}
 	if len(seqs) == 0 {
 		return out, nil
+	}
+	if behind {
+		// The source must not fall behind by two: then it would look restored.
+		batch, nonce := p.Last()
+		if err := a.db.DeletePushed(ctx, nil, batch, nonce); err != nil {
+			return out, err
+		}
 	}
 	if err := a.faults.at("push: durable"); err != nil {
 		return out, err

@@ -227,6 +227,9 @@ func (w *walk) chunk(ctx context.Context, stopping <-chan struct{}) (done bool, 
 	if w.req.UpperKey == nil {
 		return true, nil // the table was empty
 	}
+	if w.req.Key != nil && w.req.ResumeKey != nil {
+		return true, nil // the one row was staged before somebody took over
+	}
 	rows := int64(0)
 	for end := time.Now().Add(w.ChunkTime); rows < w.ChunkRows && time.Now().Before(end); {
 		n, err := w.page(ctx)

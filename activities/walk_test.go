@@ -233,6 +233,22 @@ func TestGuarantee5_APageThatCrashesRunsAgain(t *testing.T) {
 	require.Len(t, w.staged(id), 50)
 }
 
+// The same for the one row of a row backfill, spelled otherwise or not.
+func TestGuarantee5_ARowBackfillThatCrashesAfterItsPage(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders VALUES (1.00), (2)`)
+	for _, key := range []string{"1", "2", "3"} {
+		id := w.Request("public.orders", key).ID
+		k := w.claim(w.from, id)
+		require.NoError(t, k.freeze(t.Context()))
+		_, err := k.page(t.Context())
+		require.NoError(t, err)
+		w.expire(id)
+		require.LessOrEqual(t, w.walk(id).Staged, int64(1))
+		w.staged(id)
+	}
+}
+
 // The review does not begin while something captured before the last page has not
 // been pushed.
 func TestReviewWaitsForChangesCapturedBeforeTheLastPage(t *testing.T) {

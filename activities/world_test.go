@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
+	"backfill/internal/side"
 	"backfill/internal/testkit"
 )
 
@@ -289,3 +290,5 @@ func (w *world) wish(what string) {
 		require.NoError(w, w.Store.Wish(w.Context(), testkit.Site, r.Seq, what, "someone"))
 	}
 }
+
+func (w *world) positionOf(nonce string) side.Position { return side.Position{Seq: 1, Nonce: nonce} }

@@ -4,6 +4,7 @@ package acceptance
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,6 +30,14 @@ var ordersRows = 50_000
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	flag.Parse()
+	if testing.Short() {
+		fmt.Println("not with -short: these tests start servers")
+		return 0
+	}
+	if raceEnabled {
+		ordersRows = 20_000
+	}
 	err := prepare(func(dir string) error {
 		if text := os.Getenv("BACKFILL_ACCEPTANCE_ROWS"); text != "" {
 			n, err := strconv.Atoi(text)

@@ -213,8 +213,8 @@ type values struct {
 	needs  string // the extension it comes from
 }
 
-// oddTypes are the types, each as a key of a table of its own and as a column of
-// one table that has them all.
+// oddTypes are the types, each in a key and as a column of one table that has them
+// all.
 var oddTypes = []values{
 	{typ: "numeric", list: []string{"1.0", "0", "-0.001", "NaN", "Infinity", "-Infinity", "1e131000", "12345678901234567890.123456789", "100", "0.10"}, respel: "1.00"},
 	{typ: "numeric(10,2)", list: []string{"1", "-1.5", "12345678.91"}},
@@ -296,7 +296,7 @@ const oddTypesDDL = `
 	CREATE DOMAIN short_list AS integer[] CHECK (cardinality(VALUE) < 3);
 	CREATE TYPE pair AS (n numeric, t text);`
 
-// typesOn drops the types of extensions that the server does not have.
+// availableTypes drops the types of extensions that the server does not have.
 func (s *site) availableTypes() []values {
 	s.Helper()
 	var have []string
@@ -308,36 +308,71 @@ func (v values) literal(i int) string {
 	return "'" + strings.ReplaceAll(v.list[i%len(v.list)], "'", "''") + "'::" + v.typ
 }
 
-// keyed is a table with a key of a type.
-func (v values) keyed(n int) oddity {
+// keyed is a table whose key has columns of these types, with as many rows as the
+// longest list of values.
+func keyed(n int, types ...values) oddity {
 	table := fmt.Sprintf("key_%d", n)
-	all := func(from, to int, what string) string {
-		var rows []string
-		for i := from; i < to; i++ {
-			rows = append(rows, fmt.Sprintf("(%s, '%s %d')", v.literal(i), what, i))
+	var columns, names, values []string
+	rows := 0
+	for i, v := range types {
+		columns = append(columns, fmt.Sprintf("k%d %s", i, v.typ))
+		names = append(names, fmt.Sprintf("k%d", i))
+		rows = max(rows, len(v.list))
+	}
+	key := func(i int) string {
+		var parts []string
+		for _, v := range types {
+			parts = append(parts, v.literal(i))
 		}
-		if rows == nil {
-			return ""
-		}
-		return "INSERT INTO " + table + " VALUES " + strings.Join(rows, ", ")
+		return strings.Join(parts, ", ")
 	}
-	o := oddity{name: "public." + table, ddl: fmt.Sprintf("CREATE TABLE %s (k %s PRIMARY KEY, v text)", table, v.typ), a: all(0, len(v.list), "v"), b: all(0, len(v.list)/2, "w")}
-	last := v.literal(len(v.list) - 1)
-	if v.respel != "" {
-		respelt := "'" + v.respel + "'::" + v.typ
-		o.early = append(o.early, fmt.Sprintf("UPDATE %s SET k = %s WHERE k = %s", table, respelt, respelt))
-		o.during = append(o.during, fmt.Sprintf("UPDATE %s SET k = %s, v = 'back' WHERE k = %s", table, v.literal(0), respelt),
-			fmt.Sprintf("UPDATE %[1]s SET k = %[2]s WHERE k = %[2]s", table, respelt))
+	where := func(key string) string { return fmt.Sprintf("(%s) = (%s)", strings.Join(names, ", "), key) }
+	for i := range rows {
+		values = append(values, fmt.Sprintf("(%s, 'v %d')", key(i), i))
 	}
-	if len(v.list) > 2 {
-		o.during = append(o.during, fmt.Sprintf("DELETE FROM %s WHERE k = %s", table, v.literal(1)))
+	o := oddity{name: "public." + table, a: "INSERT INTO " + table + " VALUES " + strings.Join(values, ", "),
+		ddl: fmt.Sprintf("CREATE TABLE %s (%s, v text, PRIMARY KEY (%s))", table, strings.Join(columns, ", "), strings.Join(names, ", "))}
+	if known := values[:rows/2]; len(known) > 0 {
+		o.b = "INSERT INTO " + table + " VALUES " + strings.ReplaceAll(strings.Join(known, ", "), "'v ", "'w ")
 	}
-	o.during = append(o.during, fmt.Sprintf("UPDATE %s SET v = v || ' changed' WHERE k = %s", table, last))
-	if len(v.list) > 3 {
-		o.during = append(o.during, fmt.Sprintf("DELETE FROM %s WHERE k = %s", table, v.literal(2)),
-			fmt.Sprintf("INSERT INTO %s VALUES (%s, 'again')", table, v.literal(2)))
+	if respel := types[0].respel; respel != "" {
+		respelt := "'" + respel + "'::" + types[0].typ
+		o.early = append(o.early, fmt.Sprintf("UPDATE %s SET k0 = %s WHERE k0 = %[2]s", table, respelt))
+		o.during = append(o.during, fmt.Sprintf("UPDATE %s SET k0 = %s, v = 'back' WHERE k0 = %[2]s", table, types[0].literal(0)),
+			fmt.Sprintf("UPDATE %s SET k0 = %s WHERE k0 = %[2]s", table, respelt))
+	}
+	if rows > 2 {
+		o.during = append(o.during, fmt.Sprintf("DELETE FROM %s WHERE %s", table, where(key(1))))
+	}
+	o.during = append(o.during, fmt.Sprintf("UPDATE %s SET v = v || ' changed' WHERE %s", table, where(key(rows-1))))
+	if rows > 3 {
+		o.during = append(o.during, fmt.Sprintf("DELETE FROM %s WHERE %s", table, where(key(2))),
+			fmt.Sprintf("INSERT INTO %s VALUES (%s, 'again')", table, key(2)))
 	}
 	return o
+}
+
+// keyedTables has a table for each type that has equal values of several spellings,
+// and for the others a table for a few types each.
+func keyedTables(types []values) (all []oddity) {
+	var few []values
+	add := func(types ...values) { all = append(all, keyed(len(all), types...)) }
+	for _, v := range types {
+		switch {
+		case v.noKey:
+		case v.respel != "":
+			add(v)
+		default:
+			if few = append(few, v); len(few) == 4 {
+				add(few...)
+				few = nil
+			}
+		}
+	}
+	if few != nil {
+		add(few...)
+	}
+	return all
 }
 
 // everything is one table with a column of each type. Row n has the n-th value of
@@ -450,11 +485,7 @@ func (s *site) installOddities() []oddity {
 	s.run(s.a, prepare)
 	s.run(s.b, prepare)
 	all := append(slices.Clone(oddities), everything(types))
-	for i, v := range types {
-		if !v.noKey {
-			all = append(all, v.keyed(i))
-		}
-	}
+	all = append(all, keyedTables(types)...)
 	all = slices.DeleteFunc(all, func(o oddity) bool {
 		if o.needs == "" {
 			return false

@@ -3,7 +3,9 @@
 package acceptance
 
 import (
+	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -36,14 +38,34 @@ func TestStopsInOrderAndGoesOn(t *testing.T) {
 
 	// The second time with a stream open and in the middle of a release. What is
 	// not said is remembered: the databases and tables of the last start.
+	stream := s.listen(path(id) + "/events")
 	s.approve(r)
 	s.requireStops(syscall.SIGINT)
+	require.Contains(t, <-stream, `"state":"AWAITING_REVIEW"`)
 	s.args = []string{"dev", "--state", s.state, "--listen", strings.TrimPrefix(s.url, "http://")}
 	s.start()
 	r = s.awaitFinished(id)
 	s.drain()
 	s.requireReleasedOnce(r)
 	s.requireEqual("public.accounts")
+}
+
+// listen opens a stream of events, and sends all of it once it has ended.
+func (s *site) listen(path string) <-chan string {
+	s.Helper()
+	r, err := http.NewRequestWithContext(s.Context(), http.MethodGet, s.url+"/api/v1"+path, nil)
+	require.NoError(s, err)
+	r.Header.Set("Authorization", "Bearer "+s.token)
+	res, err := http.DefaultClient.Do(r)
+	require.NoError(s, err)
+	require.Equal(s, "text/event-stream", res.Header.Get("Content-Type"))
+	all := make(chan string, 1)
+	go func() {
+		defer res.Body.Close()
+		text, _ := io.ReadAll(res.Body)
+		all <- string(text)
+	}()
+	return all
 }
 
 // requireStops sends a signal and requires that everything ends soon.

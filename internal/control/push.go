@@ -51,16 +51,23 @@ func (s *Store) BeginPush(ctx context.Context, d backfill.Direction) (*Push, err
 }
 
 // Continues checks that the source's last push is the one remembered here, or the
-// one before it (a crash between the two commits). Otherwise one of the two
-// databases was restored, and going on would send, or forget, the wrong changes.
-func (p *Push) Continues(batch int64, nonce string) error {
-	if batch == p.batch && nonce == p.nonce || batch == p.batch-1 && nonce == p.prev {
-		return nil
+// one before it: then a crash came between the two commits, and the source is
+// behind. Otherwise one of the two databases was restored, and going on would send,
+// or forget, the wrong changes.
+func (p *Push) Continues(batch int64, nonce string) (behind bool, err error) {
+	switch {
+	case batch == p.batch && nonce == p.nonce:
+		return false, nil
+	case batch == p.batch-1 && nonce == p.prev:
+		return true, nil
 	}
-	return backfill.Errorf(backfill.Refused,
+	return false, backfill.Errorf(backfill.Refused,
 		"%s remembers push %d as its last, the control database push %d: one of them was restored or set up anew; open a new epoch with backfill site new-epoch %s",
 		p.direction.From, batch, p.batch, p.direction.Site)
 }
+
+// Last is the direction's last push: its number and nonce.
+func (p *Push) Last() (batch int64, nonce string) { return p.batch, p.nonce }
 
 // Tables returns the configuration of the site's tables as it is under the lock.
 func (p *Push) Tables(ctx context.Context) (map[string]backfill.Table, error) {

@@ -49,7 +49,8 @@ func (p *PageSize) Took(rows int, bytes int64, d time.Duration) {
 	}
 	perRow := percentile90(p.times)
 	want := int(float64(p.Target) / float64(max(perRow, 1)))
-	p.rows = min(max(min(want, p.rows+p.rows/2), p.Min), p.Max)
+	// One row more at least: half of one is none, and the size would stay.
+	p.rows = min(max(min(want, p.rows+max(p.rows/2, 1)), p.Min), p.Max)
 }
 
 func percentile90(times []time.Duration) time.Duration {

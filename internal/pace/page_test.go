@@ -27,6 +27,22 @@ func TestPageSizeGrowsSlowlyAndFallsFast(t *testing.T) {
 	require.LessOrEqual(t, p.Rows(), before/10)
 }
 
+// A busy hour makes pages slow, whatever their size. When it is over they must grow
+// again, though each page costs something however few rows it has.
+func TestPageSizeComesBackFromOneRow(t *testing.T) {
+	p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: 20_000, MaxBytes: 1 << 30}
+	for range 5 {
+		p.Took(p.Rows(), 100, 2*time.Second)
+	}
+	require.Equal(t, 1, p.Rows())
+	for pages, spent := 1, time.Duration(0); p.Rows() < 10_000; pages++ {
+		took := 20*time.Millisecond + time.Duration(p.Rows())*10*time.Microsecond
+		spent += took
+		p.Took(p.Rows(), 100, took)
+		require.Less(t, spent, 10*time.Second, "%d pages later a page still has %d rows", pages, p.Rows())
+	}
+}
+
 func TestPageSizeStaysInItsBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: rapid.IntRange(1, 50_000).Draw(t, "max"), MaxBytes: 32 << 20}

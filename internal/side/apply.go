@@ -43,7 +43,7 @@ type Applied struct {
 	To       Position
 	Written  int64 // rows written or deleted
 	SetAside bool  // the set of held or quarantined rows has changed
-	Held     bool  // rows are held
+	Held     bool  // rows are held; not looked at when there was nothing to do
 }
 
 // Apply applies the next batch in one transaction, together with the position it

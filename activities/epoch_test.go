@@ -1,0 +1,79 @@
+package activities
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+	"backfill/internal/testkit"
+)
+
+// After a database was restored everything stops, until an admin opens a new epoch:
+// then changes go on, and what is pushed from then on arrives, however late the
+// receiver begins it.
+func TestANewEpoch(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders SELECT g FROM generate_series(1, 5) g`)
+	w.drain()
+	id := w.Request("public.orders").ID
+	w.walk(id)
+	// The source was restored.
+	w.onSource(`UPDATE backfill_maple_school.pushed SET batch = 77, nonce = 'of another time'; INSERT INTO orders VALUES (6)`)
+	_, err := w.from.push(t.Context())
+	require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+
+	require.NoError(t, w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "the source was restored"))
+	require.Equal(t, backfill.Failed, w.Now(id).State)
+	log, err := w.Store.Audit(t.Context(), testkit.Site, 0, 1)
+	require.NoError(t, err)
+	require.Equal(t, "site.new_epoch", log[0].Action)
+
+	// The source goes on at once, the receiver comes later.
+	w.push()
+	w.onSource(`INSERT INTO orders VALUES (7); DELETE FROM orders WHERE id = 1`)
+	w.push()
+	w.applyAll()
+	w.Equal("orders")
+
+	// An agent that began the epoch, was held up, and begins it again, sets nothing back.
+	begin, err := w.Store.Beginning(t.Context(), w.from.Out, w.from.In)
+	require.NoError(t, err)
+	require.NoError(t, w.from.db.Begin(t.Context(), begin.Epoch, 1, "old", w.positionOf("old")))
+	in, err := w.Store.Beginning(t.Context(), w.to.Out, w.to.In)
+	require.NoError(t, err)
+	require.NoError(t, w.to.db.Begin(t.Context(), in.Epoch, in.Batch, in.Nonce, w.positionOf("old")))
+	w.onSource(`INSERT INTO orders VALUES (8)`)
+	w.drain()
+	w.Equal("orders")
+}
+
+// A control database that was restored knows of an earlier epoch than the sides.
+func TestAnEarlierEpochStops(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders VALUES (1)`)
+	w.drain()
+	w.onSource(`UPDATE backfill_maple_school.pushed SET epoch = 5; INSERT INTO orders VALUES (2)`)
+	_, err := w.from.push(t.Context())
+	require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+	require.ErrorContains(t, err, "epoch")
+	require.Contains(t, w.from.problem(t.Context()), "epoch")
+}
+
+// A side that turns out to be another cluster stops.
+func TestAnotherClusterStops(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders VALUES (1)`)
+	w.drain()
+	testkit.Exec(t, w.C, `UPDATE backfill_control.side SET timeline = '00000042'`)
+	w.onSource(`INSERT INTO orders VALUES (2)`)
+	_, err := w.from.push(t.Context())
+	require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+	_, err = (&applier{Agent: w.to}).apply(t.Context())
+	require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+	k := w.claim(w.from, w.Request("public.orders").ID)
+	require.Error(t, k.ready(t.Context()))
+	require.NoError(t, w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "failed over"))
+	w.drain()
+	w.Equal("orders")
+}
