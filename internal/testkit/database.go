@@ -16,16 +16,80 @@ import (
 	"backfill/internal/control"
 )
 
-// Database makes an empty database for the length of a test and returns its
-// connection string.
-func Database(t testing.TB) string { return databaseLike(t, "template0") }
-
-func databaseLike(t testing.TB, template string) string {
+// Database gives a test an empty database and returns its connection string.
+func Database(t testing.TB) string {
 	t.Helper()
-	name := "t_" + strings.ToLower(rand.Text()[:12])
-	admin(t, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template))
-	t.Cleanup(func() { admin(t, "DROP DATABASE "+name+" WITH (FORCE)") })
+	return sides.take(t, "template0", `
+		CREATE SCHEMA IF NOT EXISTS public; GRANT USAGE ON SCHEMA public TO PUBLIC`)
+}
+
+// shelf holds databases that tests have given back. To empty one takes a fraction of
+// the time that it takes to drop it, which is a checkpoint, and to make another.
+type shelf struct {
+	mu   sync.Mutex
+	free []string
+}
+
+var sides, controls shelf
+
+func (s *shelf) take(t testing.TB, template, afresh string) string {
+	t.Helper()
+	s.mu.Lock()
+	name := ""
+	if n := len(s.free); n > 0 {
+		name, s.free = s.free[n-1], s.free[:n-1]
+	}
+	s.mu.Unlock()
+	if name == "" {
+		name = newName()
+		admin(t, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template))
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			return // it may be in any state
+		}
+		empty(t, name, afresh)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.free = append(s.free, name)
+	})
 	return DSN(t, name)
+}
+
+// made are the databases of this process's tests.
+var (
+	made   []string
+	makers sync.Mutex
+)
+
+func newName() string {
+	makers.Lock()
+	defer makers.Unlock()
+	made = append(made, "backfill_test_"+strings.ToLower(rand.Text()[:12]))
+	return made[len(made)-1]
+}
+
+// empty ends what still runs in a database and drops everything that tests have made.
+func empty(t testing.TB, name, afresh string) {
+	t.Helper()
+	conn := Connect(t, DSN(t, name))
+	ctx := context.Background()
+	defer func() { _ = conn.Close(ctx) }()
+	Eventually(t, "the sessions of a test's database end", func() bool {
+		var left int
+		require.NoError(t, conn.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`).Scan(&left))
+		return left == 0
+	})
+	rows, err := conn.Query(ctx, `
+		SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE database = current_database()
+		UNION ALL SELECT format('DROP SCHEMA %I CASCADE', nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema$|backfill_control$)'`)
+	require.NoError(t, err)
+	steps, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	for _, sql := range append(steps, afresh) {
+		_, err := conn.Exec(ctx, sql)
+		require.NoError(t, err, sql)
+	}
 }
 
 // admin runs a statement on the server. Cleanups come after the test's own context.
@@ -84,29 +148,31 @@ var migrated struct {
 	err  error
 }
 
-// ControlDSN makes a migrated control database for the length of a test.
+// ControlDSN gives a test a migrated control database.
 func ControlDSN(t testing.TB) string {
 	t.Helper()
 	dsn := DSN(t, "postgres") // before once: it may end the test
-	migrated.once.Do(func() {
-		ctx := context.Background()
-		conn, err := pgx.Connect(ctx, dsn)
-		if err != nil {
-			migrated.err = err
-			return
-		}
-		defer func() { _ = conn.Close(ctx) }()
-		name := "t_control_" + strings.ToLower(rand.Text()[:12])
-		if _, migrated.err = conn.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE template0"); migrated.err != nil {
-			return
-		}
-		if _, migrated.err = control.Migrate(ctx, DSN(t, name)); migrated.err != nil {
-			return
-		}
-		migrated.name = name
-	})
+	migrated.once.Do(func() { migrated.name, migrated.err = migrate(t, dsn) })
 	require.NoError(t, migrated.err)
-	return databaseLike(t, migrated.name)
+	return controls.take(t, migrated.name, `
+		CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC;
+		DO $$ BEGIN EXECUTE (SELECT 'TRUNCATE ' || string_agg(format('%I.%I', schemaname, tablename), ', ') || ' RESTART IDENTITY'
+			FROM pg_tables WHERE schemaname = 'backfill_control' AND tablename <> 'schema_version'); END $$`)
+}
+
+func migrate(t testing.TB, dsn string) (name string, err error) {
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	name = newName()
+	if _, err = conn.Exec(ctx, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+		return "", err
+	}
+	_, err = control.Migrate(ctx, DSN(t, name))
+	return name, err
 }
 
 // Control opens a migrated control database that ends with the test.

@@ -7,6 +7,7 @@ package testkit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/wait"
 
@@ -35,13 +37,32 @@ var server struct {
 	err  error
 }
 
-// Main runs a package's tests, ends the server they used, and exits.
+// Main runs a package's tests, ends the server they used, or tidies it up, and exits.
 func Main(m *testing.M) {
 	code := m.Run()
-	if server.stop != nil {
+	switch {
+	case server.stop != nil:
 		server.stop()
+	case server.dsn != nil:
+		dropAll()
 	}
 	os.Exit(code)
+}
+
+// dropAll drops the databases of this process's tests on a server that stays.
+func dropAll() {
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, server.dsn.String())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "the databases of the tests are still there:", err)
+		return
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	for _, name := range made {
+		if _, err := conn.Exec(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}
 }
 
 // DSN is the connection string of a database of the tests' server, as superuser.
@@ -68,6 +89,9 @@ func start() {
 	}
 	if server.err == nil {
 		server.dsn, server.err = url.Parse(dsn)
+	}
+	if server.err == nil && server.dsn.Host == "" {
+		server.err = errors.New("BACKFILL_TEST_DSN: give an address like postgres://user:password@host:port/postgres")
 	}
 }
 
