@@ -137,10 +137,11 @@ func (a *Agent) problem(ctx context.Context) string {
 }
 
 // ready fails while the side may not be touched: not set up, not the cluster and
-// timeline it was, or of a later epoch than the control database knows. When an
-// admin has opened a new epoch, the side begins it.
+// timeline it was, or of a later epoch or push than the control database knows. When
+// an admin has opened a new epoch, the side begins it.
 func (a *Agent) ready(ctx context.Context) error {
-	epoch, err := a.db.Epoch(ctx)
+	// The side is asked first: it never remembers a push before the control database does.
+	last, err := a.db.LastPush(ctx)
 	if err != nil {
 		return err
 	}
@@ -154,11 +155,16 @@ func (a *Agent) ready(ctx context.Context) error {
 	a.db.Meet(id)
 	begin, err := a.store.Beginning(ctx, a.Out, a.In)
 	switch {
-	case err != nil || begin.Epoch == epoch:
+	case err != nil:
 		return err
-	case begin.Epoch < epoch:
+	case begin.Epoch < last.Epoch:
 		return backfill.Errorf(backfill.Refused, "%s is in epoch %d, the control database in %d: it was restored; open a new epoch with backfill site new-epoch %s",
-			a.db.Side, epoch, begin.Epoch, a.db.Site)
+			a.db.Side, last.Epoch, begin.Epoch, a.db.Site)
+	case begin.Epoch == last.Epoch && (last.Batch > begin.Batch || last.Batch == begin.Batch && last.Nonce != begin.Nonce):
+		return backfill.Errorf(backfill.Refused, "%s remembers push %d, the control database another one or none of that number: it was restored; open a new epoch with backfill site new-epoch %s",
+			a.db.Side, last.Batch, a.db.Site)
+	case begin.Epoch == last.Epoch:
+		return nil
 	}
 	return a.db.Begin(ctx, begin.Epoch, begin.Batch, begin.Nonce, side.Position(begin.Position))
 }

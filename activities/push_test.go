@@ -135,7 +135,12 @@ func TestPushStopsWhenADatabaseWasRestored(t *testing.T) {
 				w.onSource(`INSERT INTO orders VALUES ($1::int, 'a')`, i)
 				w.push()
 			}
+			k := w.claim(w.from, w.Request("public.orders").ID)
+			require.NoError(t, k.ready(t.Context()))
 			restore(w)
+			if name == "control" {
+				require.Error(t, k.ready(t.Context()), "a walk stops too, though nothing waits to be pushed")
+			}
 			w.onSource(`INSERT INTO orders VALUES (9, 'c')`)
 			_, err := w.from.push(t.Context())
 			require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", err)

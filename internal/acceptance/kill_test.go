@@ -3,6 +3,7 @@
 package acceptance
 
 import (
+	"fmt"
 	"strconv"
 	"testing"
 	"time"
@@ -18,22 +19,22 @@ type progress struct {
 	resume   []string
 }
 
-// killOnce waits until a request is in a state and has come further than before,
-// and kills the program at that moment, in the middle of its work.
-func (s *site) killOnce(id int64, state string, before progress, kill func()) (at progress) {
+// killOnce waits until a request is in a state and has staged or released a number
+// of rows, and kills the program at that moment, in the middle of its work.
+func (s *site) killOnce(id int64, state string, rows int, kill func()) (at progress) {
 	s.Helper()
 	control := s.control()
-	s.awaitEvery(2*time.Millisecond, "request to be "+state+" and further", func() (bool, string) {
+	s.awaitEvery(2*time.Millisecond, fmt.Sprintf("request %d to be %s with %d rows", id, state, rows), func() (bool, string) {
 		require.NoError(s, control.QueryRow(s.Context(), `SELECT state, staged, released_up_to, resume_key FROM backfill_control.request WHERE id = $1`, id).
 			Scan(&at.state, &at.staged, &at.released, &at.resume))
-		further := at.staged > before.staged
+		done := at.staged
 		if state == "RELEASING" {
-			further = at.released > before.released
+			done = at.released
 			require.NotEqual(s, "FINISHED", at.state, "the release was over before it could be killed")
 		} else {
 			require.NotEqual(s, "AWAITING_REVIEW", at.state, "the walk was over before it could be killed")
 		}
-		return at.state == state && further, at.state
+		return at.state == state && done >= int64(rows), fmt.Sprintf("%s, %d", at.state, done)
 	})
 	kill()
 	s.Logf("killed it when %s, %d rows staged up to %v, %d released", at.state, at.staged, at.resume, at.released)
@@ -78,10 +79,10 @@ func TestKillsLoseAndDoubleNothing(t *testing.T) {
 	app.deletes.Store(true)
 
 	id := s.request(orders).ID
-	at := s.killOnce(id, "IN_PROGRESS", progress{}, s.kill)
+	at := s.killOnce(id, "IN_PROGRESS", ordersRows/10, s.kill)
 	require.NotZero(t, s.controlPID(), "the control database outlives the program")
 	s.requireContinues(id, at)
-	at = s.killOnce(id, "IN_PROGRESS", at, s.killAll)
+	at = s.killOnce(id, "IN_PROGRESS", ordersRows/3, s.killAll)
 	require.Zero(t, s.controlPID())
 	s.requireContinues(id, at)
 	r := s.awaitReview(id)
@@ -89,7 +90,7 @@ func TestKillsLoseAndDoubleNothing(t *testing.T) {
 	s.requireStagedOnce(r)
 
 	s.approve(r)
-	at = s.killOnce(id, "RELEASING", progress{}, s.kill)
+	at = s.killOnce(id, "RELEASING", ordersRows/5, s.kill)
 	s.requireContinues(id, at)
 	r = s.awaitFinished(id)
 	t.Logf("%d staged, %d released, %d superseded", r.Staged, r.Released, r.Superseded)

@@ -36,7 +36,7 @@ func run(m *testing.M) int {
 		return 0
 	}
 	if raceEnabled {
-		ordersRows = 20_000
+		ordersRows = 30_000
 	}
 	err := prepare(func(dir string) error {
 		if text := os.Getenv("BACKFILL_ACCEPTANCE_ROWS"); text != "" {

@@ -248,7 +248,7 @@ func TestASideThatIsNotSetUpSaysHowTo(t *testing.T) {
 	require.ErrorContains(t, err, "backfill setup")
 	_, err = db.SetAside(t.Context())
 	require.ErrorContains(t, err, "backfill setup")
-	_, err = db.Epoch(t.Context())
+	_, err = db.LastPush(t.Context())
 	require.ErrorContains(t, err, "backfill setup")
 	_, err = side.Open(t.Context(), "maple", "school", "postgres://u:secret@127.0.0.1:1/x")
 	require.Error(t, err)

@@ -338,11 +338,18 @@ func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (string, 
 	return strings.Join(problems, "; "), nil
 }
 
-// Epoch is the site's epoch as this side knows it; it fails when the side was not
-// set up.
-func (db *DB) Epoch(ctx context.Context) (epoch int, err error) {
-	err = db.pool.QueryRow(ctx, `SELECT epoch FROM `+db.schema+`.pushed`).Scan(&epoch)
-	return epoch, db.orNotSetUp(err)
+// LastPush is what a side remembers of its last push, and the epoch of that.
+type LastPush struct {
+	Epoch int
+	Batch int64
+	Nonce string
+}
+
+// LastPush reads what this side remembers of its last push; it fails when the side
+// was not set up.
+func (db *DB) LastPush(ctx context.Context) (l LastPush, err error) {
+	err = db.pool.QueryRow(ctx, `SELECT epoch, batch, nonce FROM `+db.schema+`.pushed`).Scan(&l.Epoch, &l.Batch, &l.Nonce)
+	return l, db.orNotSetUp(err)
 }
 
 // Begin starts a new epoch on this side, unless it has begun: the number and nonce
