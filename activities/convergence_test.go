@@ -392,7 +392,7 @@ func (k *worker) fault(string) error {
 
 // trouble cuts or stops a process's connections now and then.
 func (k *worker) trouble() {
-	rng := rand.New(rand.NewPCG(k.seed, k.rng.Uint64()))
+	rng := rand.New(rand.NewPCG(k.seed, ^uint64(0))) // its own: the worker's is in use beside it
 	for k.working.Load() {
 		nap(rng, 600*time.Millisecond)
 		p := k.proxies[rng.IntN(len(k.proxies))]

@@ -77,8 +77,14 @@ func TestGuarantee2_ACrashOfTheSourceTakesBackNothingThatWasPushed(t *testing.T)
 		w.onSource(`SET synchronous_commit = off; INSERT INTO orders VALUES (2, 'asynchronous')`)
 		last, err := w.Store.LastSeq(t.Context(), w.Out.ID)
 		require.NoError(t, err)
-		meanwhile(w.from, "push: read", c.crash)
+		// The write has a connection of its own, made just then: it reaches a server that
+		// knows nothing of what was read.
+		proxy := testkit.NewProxy(w, w.SourceDSN)
+		w.from = w.agentAt(testkit.Source, w.ControlDSN, proxy.DSN)
+		crashed := false
+		meanwhile(w.from, "push: read", func() { proxy.Next(func() { c.crash(); crashed = true }) })
 		_, err = w.from.push(t.Context())
+		require.True(t, crashed)
 		require.Error(t, err)
 		now, err := w.Store.LastSeq(t.Context(), w.Out.ID)
 		require.NoError(t, err)

@@ -101,6 +101,9 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 			}
 		}
 		seqs = o.Seqs
+		if err := a.faults.at("push: snapshot"); err != nil {
+			return err
+		}
 		for _, t := range o.Tables {
 			c := config[t.Name.String()]
 			rules := side.Rules{Create: c.Active && c.Create, Update: c.Active && c.Update, Delete: c.Active && c.Delete}

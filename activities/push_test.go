@@ -33,7 +33,7 @@ func TestGuarantee2_PushesOfADirectionTakeTurns(t *testing.T) {
 	other := w.agent(testkit.Source)
 	w.onSource(`INSERT INTO orders VALUES (1, 'old')`)
 
-	reached, resume := stopAt(w.from, "push: durable")
+	reached, resume := w.stopAt(w.from, "push: snapshot")
 	first := async(func() (pushed, error) { return w.from.push(t.Context()) })
 	<-reached
 	w.onSource(`UPDATE orders SET note = 'new'`)
@@ -65,7 +65,7 @@ func TestGuarantee2_APushReadsUnderTheLock(t *testing.T) {
 	other := w.agent(testkit.Source)
 	w.onSource(`INSERT INTO orders VALUES (1, 'old')`)
 
-	reached, resume := stopAt(other, "push: locked")
+	reached, resume := w.stopAt(other, "push: locked")
 	first := async(func() (pushed, error) { return other.push(t.Context()) })
 	<-reached
 	second := async(func() (pushed, error) { return w.from.push(t.Context()) })
@@ -81,7 +81,7 @@ func TestGuarantee2_APushReadsUnderTheLock(t *testing.T) {
 }
 
 func TestGuarantee5_APushThatCrashesRunsAgain(t *testing.T) {
-	for _, point := range []string{"push: locked", "push: read", "push: durable", "push: committed"} {
+	for _, point := range []string{"push: locked", "push: snapshot", "push: read", "push: durable", "push: committed"} {
 		t.Run(point, func(t *testing.T) {
 			w := newWorld(t, orders, "public.orders")
 			w.onSource(`INSERT INTO orders SELECT g, 'first' FROM generate_series(1, 20) g`)
@@ -103,7 +103,7 @@ func TestGuarantee5_APushHeldUpAfterItsCommitStopsNothing(t *testing.T) {
 	w := newWorld(t, orders, "public.orders")
 	other := w.agent(testkit.Source)
 	w.onSource(`INSERT INTO orders VALUES (1, 'a')`)
-	reached, resume := stopAt(other, "push: committed")
+	reached, resume := w.stopAt(other, "push: committed")
 	late := async(func() (pushed, error) { return other.push(t.Context()) })
 	<-reached
 	for i := 2; i < 5; i++ {

@@ -225,7 +225,7 @@ func TestGuarantee4_ReleaseChecksUnderTheLock(t *testing.T) {
 	w.walk(id)
 	w.Approve(id)
 	w.onSource(`UPDATE orders SET note = 'new' WHERE id = 1`)
-	reached, resume := stopAt(w.from, "push: durable")
+	reached, resume := w.stopAt(w.from, "push: durable")
 	push := async(func() (pushed, error) { return w.from.push(t.Context()) })
 	<-reached
 	ended := make(chan struct{})

@@ -145,7 +145,7 @@ func TestGuarantee6_AHolderThatWasTakenOverIsFencedOut(t *testing.T) {
 	_, err := old.page(t.Context())
 	require.NoError(t, err)
 
-	reached, resume := stopAt(w.from, "page: read")
+	reached, resume := w.stopAt(w.from, "page: read")
 	page := async(func() (int64, error) { return old.page(t.Context()) })
 	<-reached
 	w.expire(id)

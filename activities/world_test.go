@@ -56,8 +56,8 @@ var agents int
 
 // stopAt makes an agent wait at the first pass of a point. The test is told on
 // reached, and lets it go on, or fail there, through resume.
-func stopAt(a *Agent, point string) (reached <-chan struct{}, resume func(error)) {
-	at, on := make(chan struct{}), make(chan error, 1)
+func (w *world) stopAt(a *Agent, point string) (reached <-chan struct{}, resume func(error)) {
+	at, on := make(chan struct{}), make(chan error, 2)
 	stopped := false
 	a.faults = func(p string) error {
 		if p != point || stopped {
@@ -67,6 +67,7 @@ func stopAt(a *Agent, point string) (reached <-chan struct{}, resume func(error)
 		close(at)
 		return <-on
 	}
+	w.Cleanup(func() { on <- errCrash }) // a test that fails meanwhile must end
 	return at, func(err error) { on <- err }
 }
 

@@ -177,7 +177,12 @@ func (s *site) controlPID() int {
 	}
 	line, _, _ := strings.Cut(string(text), "\n")
 	pid, err := strconv.Atoi(strings.TrimSpace(line))
-	if err != nil || !running(pid) {
+	if err != nil {
+		return 0
+	}
+	// After a crash the number may be another process's by now.
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	if err != nil || strings.TrimSpace(string(name)) != "postgres" || !running(pid) {
 		return 0
 	}
 	return pid

@@ -133,9 +133,22 @@ func (b *batch) begin(ctx context.Context) error {
 
 func (b *batch) load(ctx context.Context, after, to int64) error {
 	return copypipe.Run(func(w io.Writer) error { return b.feed.Copy(ctx, after, to, w) }, func(r io.Reader) error {
-		_, err := b.tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.incoming (seq, table_id, layout_id, op, key, "row") FROM STDIN (FORMAT binary)`)
-		return err
+		tag, err := b.tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.incoming (seq, table_id, layout_id, op, key, "row") FROM STDIN (FORMAT binary)`)
+		if err != nil {
+			return err
+		}
+		return b.analyze(ctx, tag.RowsAffected())
 	})
+}
+
+// analyze tells the planner how many rows are in incoming, when they are many: it
+// would otherwise compare them one by one with each other and with the held rows.
+func (b *batch) analyze(ctx context.Context, rows int64) error {
+	if rows < 500 {
+		return nil
+	}
+	_, err := b.tx.Exec(ctx, `ANALYZE pg_temp.incoming (table_id, layout_id, op)`)
+	return err
 }
 
 // apply goes from truncate to truncate: what was read before one is applied
@@ -185,16 +198,28 @@ func (b *batch) apply(ctx context.Context) error {
 	return b.segment(ctx, false)
 }
 
+// retryRows is how many held rows are tried again in one transaction.
+const retryRows = 10_000
+
 // retry tries the held rows again, in the same multi-row statements, after those
 // whose parents are still missing were left out.
 func (b *batch) retry(ctx context.Context) error {
+	// Bounded, so that live changes are not held up by a great many held rows; those
+	// not tried for longest come first, so that each gets its turn.
 	tag, err := b.tx.Exec(ctx, `
+		WITH turn AS (
+		    SELECT seq, key FROM `+b.db.schema+`.held WHERE state = 'held' AND op <> 't' ORDER BY tried NULLS FIRST, seq LIMIT $1),
+		tried AS (
+		    UPDATE `+b.db.schema+`.held h SET tried = clock_timestamp() FROM turn WHERE h.seq = turn.seq AND h.key = turn.key RETURNING h.*)
 		INSERT INTO pg_temp.incoming (seq, table_id, layout_id, op, key, "row")
-		SELECT seq, table_id, layout_id, op, key, "row" FROM `+b.db.schema+`.held WHERE state = 'held' AND op <> 't' ORDER BY seq`)
+		SELECT seq, table_id, layout_id, op, key, "row" FROM tried ORDER BY seq`, retryRows)
 	if err != nil {
 		return err
 	}
 	if tag.RowsAffected() > 0 {
+		if err := b.analyze(ctx, tag.RowsAffected()); err != nil {
+			return err
+		}
 		if err := b.segment(ctx, true); err != nil {
 			return err
 		}
@@ -400,11 +425,19 @@ func (b *batch) replaceTyped(ctx context.Context, tx pgx.Tx, g *group, seqs []in
 		same = append(same, mine[n]+" "+c.Equals()+" "+theirs[n])
 	}
 	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		// Both sets can be large, and expressions have no statistics: never row by row.
+		if _, err := tx.Exec(ctx, `SET LOCAL enable_nestloop = off`); err != nil {
+			return err
+		}
 		tag, err := tx.Exec(ctx, `
 			WITH h AS MATERIALIZED (SELECT seq, key FROM `+b.db.schema+`.held WHERE table_id = $1 AND ($2::bigint[] IS NULL OR seq = ANY ($2)))
 			DELETE FROM `+b.db.schema+`.held d USING pg_temp.incoming i, h
 			 WHERE d.seq = h.seq AND d.key = h.key AND i.table_id = $1 AND h.seq < i.seq AND `+strings.Join(same, " AND "), g.tableID, seqs)
+		if err != nil {
+			return err
+		}
 		b.setAside = b.setAside || tag.RowsAffected() > 0
+		_, err = tx.Exec(ctx, `SET LOCAL enable_nestloop = on`)
 		return err
 	})
 }

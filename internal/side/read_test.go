@@ -100,7 +100,7 @@ func TestReadsOwnNoTransactionID(t *testing.T) {
 	testkit.Exec(t, p.S, `INSERT INTO t VALUES (1)`)
 	require.NoError(t, p.From.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
 		require.NoError(t, o.CopyEntries(t.Context(), o.Tables[0], 1, 1, 1, side.Rules{Create: true, Update: true, Delete: true}, io.Discard))
-		require.Zero(t, testkit.Value[int](t, p.S, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backfill-agent' AND backend_xid IS NOT NULL`))
+		require.Zero(t, testkit.Value[int](t, p.S, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backfill-agent' AND datname = current_database() AND backend_xid IS NOT NULL`))
 		require.Equal(t, 1, testkit.Value[int](t, p.S, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backfill-agent' AND datname = current_database() AND xact_start IS NOT NULL AND state = 'idle in transaction'`))
 		return nil
 	}))

@@ -104,6 +104,7 @@ CREATE TABLE IF NOT EXISTS {schema}.held (
     state     text NOT NULL CHECK (state IN ('held', 'quarantined')),
     reason    text NOT NULL,
     since     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    tried     timestamptz, -- again, last
     PRIMARY KEY (seq, key) -- a truncate can leave the deletes of many keys
 );
 CREATE INDEX IF NOT EXISTS held_by_key ON {schema}.held (table_id, key);

@@ -19,6 +19,7 @@ type Proxy struct {
 	mu       sync.Mutex
 	target   string
 	open     map[net.Conn]bool
+	next     func()
 	gate     *sync.RWMutex // held for writing while nothing passes
 }
 
@@ -52,8 +53,12 @@ func (p *Proxy) accept() {
 
 func (p *Proxy) serve(client net.Conn) {
 	p.mu.Lock()
-	target := p.target
+	target, next := p.target, p.next
+	p.next = nil
 	p.mu.Unlock()
+	if next != nil {
+		next()
+	}
 	server, err := net.Dial("tcp", target)
 	if err != nil {
 		_ = client.Close()
@@ -105,12 +110,9 @@ func (p *Proxy) Freeze() (thaw func()) {
 	return p.gate.Unlock
 }
 
-// Lead makes new connections go to another server.
-func (p *Proxy) Lead(t testing.TB, dsn string) {
-	t.Helper()
-	u, err := url.Parse(dsn)
-	require.NoError(t, err)
+// Next calls fn before the next new connection reaches the server.
+func (p *Proxy) Next(fn func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.target = u.Host
+	p.next = fn
 }
