@@ -540,11 +540,7 @@ func (k *worker) classify(ctx context.Context) error {
 	if err != nil || after == staged {
 		return err
 	}
-	err = k.agent.classify(ctx, r, after, min(after+int64(1+k.rng.IntN(20)), staged))
-	if side.SQLState(err) == "23505" {
-		return nil // another was faster
-	}
-	return err
+	return k.agent.classify(ctx, r, after, min(after+int64(1+k.rng.IntN(20)), staged))
 }
 
 func (k *worker) count(ctx context.Context) error {

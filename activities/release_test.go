@@ -204,14 +204,20 @@ func TestGuarantee4_ARowThatChangesWhileItsPageIsUnderWay(t *testing.T) {
 	w.Equal("orders")
 }
 
-// A change pushed before the page, and not yet applied, must not keep the row from
-// being sent: it is as old as the row or older.
-func TestWhatWasPushedBeforeThePageOvertakesNothing(t *testing.T) {
+// What was read before the page, delivered or not, is no newer than the row: it must
+// not keep the row from being sent.
+func TestGuarantee2_WhatWasPushedBeforeThePageOvertakesNothing(t *testing.T) {
 	w := history(t, 5)
-	w.onSource(`UPDATE orders SET note = 'changed'`)
+	w.onSource(`UPDATE orders SET note = 'changed' WHERE id = 1`)
 	w.push()
 	id := w.Request("public.orders").ID
-	w.walk(id)
+	k := w.claim(w.from, id)
+	require.NoError(t, k.freeze(t.Context()))
+	w.Configure("public.orders", control.TableChange{Update: ptr(false)})
+	w.onSource(`UPDATE orders SET note = 'dropped' WHERE id < 3`)
+	w.push()
+	w.Configure("public.orders", control.TableChange{Update: ptr(true)})
+	w.finish(k)
 	w.Approve(id)
 	require.Zero(t, w.release(id, 10).Superseded)
 	w.drain()

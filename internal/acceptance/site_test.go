@@ -110,9 +110,9 @@ func (s *site) database(side, name, sql string) *pgxpool.Pool {
 func (s *site) start() {
 	s.Helper()
 	require.NoError(s, os.MkdirAll(s.state, 0o700))
-	var err error
-	s.dev, err = launch(s.output(), s.args...)
+	dev, err := launch(s.output(), s.args...)
 	require.NoError(s, err)
+	s.dev = dev
 	s.await("the program to be ready", func() (bool, string) {
 		_, ready := s.dev.printed("token: ")
 		if s.dev.gone() {

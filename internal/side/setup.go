@@ -107,6 +107,7 @@ CREATE TABLE IF NOT EXISTS {schema}.held (
     tried     timestamptz, -- again, last
     PRIMARY KEY (seq, key) -- a truncate can leave the deletes of many keys
 );
+ALTER TABLE {schema}.held ADD COLUMN IF NOT EXISTS tried timestamptz;
 CREATE INDEX IF NOT EXISTS held_by_key ON {schema}.held (table_id, key);
 
 GRANT USAGE ON SCHEMA {schema} TO {role};
