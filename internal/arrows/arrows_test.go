@@ -92,7 +92,7 @@ func TestImportsFollowTheMap(t *testing.T) {
 				t.Errorf("%s must not import %s", name, imported)
 			}
 			for module, users := range only {
-				if within(imported, []string{module}) && !within(name, users) && name != "internal/anchor" && !strings.HasPrefix(name, "bench") {
+				if within(imported, []string{module}) && !within(name, users) && !strings.HasPrefix(name, "bench") {
 					t.Errorf("%s must not import %s: only %v may", name, imported, users)
 				}
 			}
