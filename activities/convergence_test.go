@@ -150,7 +150,7 @@ func converge(t *testing.T, seed int64, count *tally) {
 			workers.Go(k.trouble)
 		}
 	}
-	time.Sleep(1200*time.Millisecond + time.Duration(rng.IntN(800))*time.Millisecond)
+	time.Sleep(2*time.Second + time.Duration(rng.IntN(1000))*time.Millisecond)
 	s.writing.Store(false)
 	writers.Wait()
 	s.working.Store(false)

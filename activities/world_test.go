@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -46,13 +47,12 @@ func (w *world) agent(name string) *Agent {
 
 func (w *world) agentAt(name, controlDSN, dsn string) *Agent {
 	w.Helper()
-	agents++
-	a, err := NewAgent(w.Context(), testkit.Open(w, controlDSN), testkit.OpenSide(w, name, dsn), fmt.Sprintf("agent %d", agents), w.settings)
+	a, err := NewAgent(w.Context(), testkit.Open(w, controlDSN), testkit.OpenSide(w, name, dsn), fmt.Sprintf("agent %d", agents.Add(1)), w.settings)
 	require.NoError(w, err)
 	return a
 }
 
-var agents int
+var agents atomic.Int64
 
 // stopAt makes an agent wait at the first pass of a point. The test is told on
 // reached, and lets it go on, or fail there, through resume.
