@@ -333,6 +333,25 @@ func TestGuarantee2_Truncates(t *testing.T) {
 		w.Equal("parents", "children")
 		require.Empty(t, w.setAside())
 	})
+	// One push has both truncates and what was inserted since, and tables named so that
+	// children come first.
+	for _, batch := range []int{1000, 1} {
+		t.Run(fmt.Sprint("of parents whose children were inserted again, batches of ", batch), func(t *testing.T) {
+			w := newWorld(t, `
+				CREATE TABLE p (id int PRIMARY KEY);
+				CREATE TABLE a (id int PRIMARY KEY, p int REFERENCES p ON DELETE CASCADE);
+				CREATE TABLE b (id int PRIMARY KEY, a int REFERENCES a ON DELETE CASCADE)`, "public.p", "public.a", "public.b")
+			w.from.BatchRows, w.to.BatchRows = batch, batch
+			const fill = `INSERT INTO p SELECT generate_series(1, 5); INSERT INTO a SELECT g, g FROM generate_series(1, 5) g; INSERT INTO b SELECT g, g FROM generate_series(1, 5) g`
+			w.onSource(fill)
+			w.drain()
+			w.onSource(`TRUNCATE p CASCADE; ` + fill + `; DELETE FROM b WHERE id = 1`)
+			w.drain()
+			w.drain()
+			w.Equal("p", "a", "b")
+			require.Empty(t, w.setAside())
+		})
+	}
 	t.Run("a trigger that refuses", func(t *testing.T) {
 		w := newWorld(t, orders, "public.orders")
 		w.onReceiver(`CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF old.id = 3 THEN RAISE 'keep it'; END IF; RETURN old; END $$; CREATE TRIGGER no BEFORE DELETE ON orders FOR EACH ROW EXECUTE FUNCTION no()`)

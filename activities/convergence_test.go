@@ -360,13 +360,14 @@ func (w *writer) statement() string {
 // worker is one process: an agent of a side behind connections that can fail.
 type worker struct {
 	*storm
+	n       int
 	rng     *rand.Rand
 	agent   *Agent
 	proxies []*testkit.Proxy
 }
 
 func (s *storm) worker(n int, name string) *worker {
-	k := &worker{storm: s, rng: rand.New(rand.NewPCG(s.seed, uint64(n)))}
+	k := &worker{storm: s, n: n, rng: rand.New(rand.NewPCG(s.seed, uint64(n)))}
 	for _, dsn := range []string{s.ControlDSN, map[string]string{testkit.Source: s.SourceDSN, testkit.Receiver: s.ReceiverDSN}[name]} {
 		k.proxies = append(k.proxies, testkit.NewProxy(s, dsn))
 	}

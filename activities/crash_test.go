@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -81,10 +82,10 @@ func TestGuarantee2_ACrashOfTheSourceTakesBackNothingThatWasPushed(t *testing.T)
 		// knows nothing of what was read.
 		proxy := testkit.NewProxy(w, w.SourceDSN)
 		w.from = w.agentAt(testkit.Source, w.ControlDSN, proxy.DSN)
-		crashed := false
-		meanwhile(w.from, "push: read", func() { proxy.Next(func() { c.crash(); crashed = true }) })
+		var crashed atomic.Bool
+		meanwhile(w.from, "push: read", func() { proxy.Next(func() { c.crash(); crashed.Store(true) }) })
 		_, err = w.from.push(t.Context())
-		require.True(t, crashed)
+		require.True(t, crashed.Load())
 		require.Error(t, err)
 		now, err := w.Store.LastSeq(t.Context(), w.Out.ID)
 		require.NoError(t, err)

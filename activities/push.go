@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/copypipe"
 	"backfill/internal/side"
@@ -104,10 +105,21 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		if err := a.faults.at("push: snapshot"); err != nil {
 			return err
 		}
+		// Truncates go before the rows of any table, children before parents: emptying a
+		// parent later could take rows of its children along.
+		slices.SortStableFunc(o.Tables, func(x, y side.OutboxTable) int {
+			return config[y.Name.String()].ApplyOrder - config[x.Name.String()].ApplyOrder
+		})
+		for _, t := range o.Tables {
+			if c := config[t.Name.String()]; t.Truncated {
+				if err := p.Truncate(ctx, c.ID, o.Snapshot, !rulesOf(c).Delete); err != nil {
+					return err
+				}
+			}
+		}
 		for _, t := range o.Tables {
 			c := config[t.Name.String()]
-			rules := side.Rules{Create: c.Active && c.Create, Update: c.Active && c.Update, Delete: c.Active && c.Delete}
-			if err := a.pushTable(ctx, p, o, t, c.ID, rules); err != nil {
+			if err := a.pushTable(ctx, p, o, t, c.ID, rulesOf(c)); err != nil {
 				if unreadable = side.Permanent(err); unreadable {
 					a.block(t.Name.String(), message(err))
 					out.left[t.Name.String()] = true
@@ -150,12 +162,12 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	return out, a.db.DeletePushed(ctx, seqs, batch, nonce)
 }
 
+// rulesOf says what of a table's changes is sent.
+func rulesOf(t backfill.Table) side.Rules {
+	return side.Rules{Create: t.Active && t.Create, Update: t.Active && t.Update, Delete: t.Active && t.Delete}
+}
+
 func (a *Agent) pushTable(ctx context.Context, p *control.Push, o *side.Outbox, t side.OutboxTable, tableID int32, rules side.Rules) error {
-	if t.Truncated {
-		if err := p.Truncate(ctx, tableID, o.Snapshot, !rules.Delete); err != nil {
-			return err
-		}
-	}
 	if t.Gap {
 		if err := p.Gap(ctx, tableID, "a partition was truncated, or a key column renamed or dropped: which rows that touched was not recorded; request another backfill and reconcile"); err != nil {
 			return err

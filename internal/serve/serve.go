@@ -12,6 +12,8 @@ import (
 	"github.com/labstack/echo/v4"
 	"go.temporal.io/sdk/client"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"backfill/activities"
 	"backfill/api"
@@ -24,10 +26,17 @@ import (
 // Temporal says where the workflow engine is.
 type Temporal struct{ HostPort, Namespace string }
 
+// reconnectWithin is how long after its return Temporal may still count as away: a
+// person whose approval was refused tries again at once.
+const reconnectWithin = time.Second
+
 // Dial makes a client that connects when it is first needed, so that a Temporal
 // that is away now is waited for by what needs it.
 func (t Temporal) Dial(log *zap.Logger) (client.Client, error) {
-	return client.NewLazyClient(client.Options{HostPort: t.HostPort, Namespace: t.Namespace, Logger: worker.Logger(log.Named("temporal"))})
+	reconnect := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
+	reconnect.Backoff.MaxDelay = reconnectWithin
+	return client.NewLazyClient(client.Options{HostPort: t.HostPort, Namespace: t.Namespace, Logger: worker.Logger(log.Named("temporal")),
+		ConnectionOptions: client.ConnectionOptions{DialOptions: []grpc.DialOption{grpc.WithConnectParams(reconnect)}}})
 }
 
 // NewLog logs to standard error as JSON, from info on, or from debug on.

@@ -797,8 +797,13 @@ func (b *batch) truncate(ctx context.Context, tableID int32, seq int64) error {
 		return err
 	}
 	b.setAside = b.setAside || tag.RowsAffected() > 0
-	reason := "the table was truncated, but a trigger keeps this row"
-	err = b.empty(ctx, &g, "true")
+	// Its children are truncated too, and that comes: nothing here is taken along.
+	referred, err := b.cascading(ctx, &g)
+	if err != nil {
+		return err
+	}
+	reason := "the table was truncated, but rows of another table still refer to this one, or a trigger keeps it"
+	err = b.empty(ctx, &g, "NOT ("+referred+")")
 	if err != nil && refusesRows(err) {
 		reason = "the table was truncated, but: " + Message(err)
 		referenced, rerr := b.referenced(ctx, &g)
@@ -855,23 +860,24 @@ type SetAsideRow struct {
 }
 
 // SetAside lists the changes set aside here, one for each seq.
-func (db *DB) SetAside(ctx context.Context) ([]SetAsideRow, error) {
-	rows, err := db.pool.Query(ctx, `SELECT DISTINCT ON (seq) seq, table_id, key, state, reason, since FROM `+db.schema+`.held ORDER BY seq, key`)
-	if err != nil {
-		return nil, db.orNotSetUp(err)
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[SetAsideRow])
+func (db *DB) SetAside(ctx context.Context) (all []SetAsideRow, err error) {
+	err = db.in(ctx, reading, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `SELECT DISTINCT ON (seq) seq, table_id, key, state, reason, since FROM `+db.schema+`.held ORDER BY seq, key`)
+		if err != nil {
+			return err
+		}
+		all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[SetAsideRow])
+		return err
+	})
 	return all, db.orNotSetUp(err)
 }
 
 // Unquarantine makes quarantined changes be tried again with the held ones.
 func (db *DB) Unquarantine(ctx context.Context, seqs []int64) error {
-	_, err := db.pool.Exec(ctx, `UPDATE `+db.schema+`.held SET state = 'held', since = clock_timestamp() WHERE seq = ANY ($1)`, seqs)
-	return err
+	return db.do(ctx, `UPDATE `+db.schema+`.held SET state = 'held', since = clock_timestamp() WHERE seq = ANY ($1)`, seqs)
 }
 
 // Drop forgets changes set aside.
 func (db *DB) Drop(ctx context.Context, seqs []int64) error {
-	_, err := db.pool.Exec(ctx, `DELETE FROM `+db.schema+`.held WHERE seq = ANY ($1)`, seqs)
-	return err
+	return db.do(ctx, `DELETE FROM `+db.schema+`.held WHERE seq = ANY ($1)`, seqs)
 }

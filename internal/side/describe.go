@@ -98,10 +98,11 @@ func describe(ctx context.Context, tx pgx.Tx, name string) (*Table, error) {
 		}
 	}
 	// ALTER COLUMN writes the column's catalog row anew, also when USING changes the
-	// values and not the type; VACUUM FULL and TRUNCATE do not.
+	// values and not the type; VACUUM FULL and TRUNCATE do not. Under another version
+	// of a collation keys may be in another order.
 	err = tx.QueryRow(ctx, `
 		SELECT md5(concat_ws(' ',
-		    (SELECT string_agg(a.attnum || ':' || a.xmin::text, ',' ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = $1::oid AND a.attnum > 0),
+		    (SELECT string_agg(concat_ws(':', a.attnum, a.xmin, pg_collation_actual_version(nullif(a.attcollation, 0))), ',' ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = $1::oid AND a.attnum > 0),
 		    (SELECT string_agg(relid::oid::text, ',' ORDER BY relid::oid) FROM pg_partition_tree($1::oid::regclass)), $1::oid::text))`, t.OID).Scan(&t.Shape)
 	return t, err
 }
@@ -196,13 +197,15 @@ type Identity struct{ System, Timeline string }
 // timeline, which it changes; the timeline comes from the WAL's present position,
 // because the last checkpoint lags behind a promotion.
 func (db *DB) Identity(ctx context.Context) (id Identity, err error) {
-	return identity(ctx, db.pool)
+	err = db.in(ctx, reading, func(tx pgx.Tx) error {
+		id, err = identity(ctx, tx)
+		return err
+	})
+	return id, err
 }
 
-func identity(ctx context.Context, q interface {
-	QueryRow(context.Context, string, ...any) pgx.Row
-}) (id Identity, err error) {
-	err = q.QueryRow(ctx, `
+func identity(ctx context.Context, tx pgx.Tx) (id Identity, err error) {
+	err = tx.QueryRow(ctx, `
 		SELECT (SELECT system_identifier::text FROM pg_control_system()), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)`).
 		Scan(&id.System, &id.Timeline)
 	return id, err
@@ -246,16 +249,19 @@ func (db *DB) ProposeOrder(ctx context.Context, tables []string) (map[string]int
 		order[name] = i
 	}
 	parents := map[string][]string{}
-	rows, err := db.pool.Query(ctx, `SELECT conrelid, confrelid FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid`)
-	if err != nil {
-		return nil, err
-	}
-	var child, parent uint32
-	if _, err := pgx.ForEachRow(rows, []any{&child, &parent}, func() error {
-		if oids[child] != "" && oids[parent] != "" {
-			parents[oids[child]] = append(parents[oids[child]], oids[parent])
+	if err := db.in(ctx, reading, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `SELECT conrelid, confrelid FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid`)
+		if err != nil {
+			return err
 		}
-		return nil
+		var child, parent uint32
+		_, err = pgx.ForEachRow(rows, []any{&child, &parent}, func() error {
+			if oids[child] != "" && oids[parent] != "" {
+				parents[oids[child]] = append(parents[oids[child]], oids[parent])
+			}
+			return nil
+		})
+		return err
 	}); err != nil {
 		return nil, err
 	}

@@ -193,6 +193,25 @@ func (b *batch) holdReferredBy(ctx context.Context, tx pgx.Tx, groups []group, g
 	return tag.RowsAffected(), err
 }
 
+// cascading is the SQL for "deleting t would delete rows of another synced table".
+func (b *batch) cascading(ctx context.Context, g *group) (string, error) {
+	keys, err := b.foreignKeys(ctx, b.tx, `c.confdeltype = 'c' AND c.confrelid <> c.conrelid AND c.confrelid = $1`, g.target.OID)
+	if err != nil {
+		return "", err
+	}
+	parts := []string{"false"}
+	for _, fk := range keys {
+		synced, err := b.syncs(ctx, fk.Child)
+		if err != nil {
+			return "", err
+		}
+		if synced {
+			parts = append(parts, fmt.Sprintf("EXISTS (SELECT FROM %s c WHERE %s)", fk.ChildSQL, fk.refersTo("c", "t")))
+		}
+	}
+	return strings.Join(parts, " OR "), nil
+}
+
 // syncs reports whether deletes of a table's rows come from the other side.
 func (b *batch) syncs(ctx context.Context, oid uint32) (bool, error) {
 	if b.synced == nil {

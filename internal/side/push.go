@@ -49,10 +49,12 @@ type Pending struct {
 // Pending looks at up to limit of the oldest outbox records of all tables but the
 // ones in except: records of a table that cannot be read must not hide the others'.
 func (db *DB) Pending(ctx context.Context, limit int, except []string) (p Pending, err error) {
-	err = db.pool.QueryRow(ctx, `
+	err = db.in(ctx, reading, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `
 		SELECT coalesce(array_agg(DISTINCT tbl), '{}'), coalesce(max(seq), 0), count(*) < $1::int
 		  FROM (SELECT tbl, seq FROM `+db.schema+`.outbox WHERE tbl <> ALL (coalesce($2::text[], '{}')) ORDER BY seq LIMIT $1::int) o`, limit, except).
-		Scan(&p.Tables, &p.Last, &p.All)
+			Scan(&p.Tables, &p.Last, &p.All)
+	})
 	return p, db.orNotSetUp(err)
 }
 
@@ -220,6 +222,5 @@ func (db *DB) DeletePushed(ctx context.Context, seqs []int64, batch int64, nonce
 
 // Forget removes the records, up to a number, of tables that are not configured.
 func (db *DB) Forget(ctx context.Context, tables []string, upTo int64) error {
-	_, err := db.pool.Exec(ctx, `DELETE FROM `+db.schema+`.outbox WHERE tbl = ANY ($1) AND seq <= $2`, tables, upTo)
-	return err
+	return db.do(ctx, `DELETE FROM `+db.schema+`.outbox WHERE tbl = ANY ($1) AND seq <= $2`, tables, upTo)
 }

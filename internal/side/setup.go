@@ -231,14 +231,18 @@ func (db *DB) staleCapture(ctx context.Context, tables []backfill.Table) ([]Step
 			want = append(want, functionName(name))
 		}
 	}
-	rows, err := db.pool.Query(ctx, `
+	var drops []string
+	err := db.in(ctx, reading, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, `
 		SELECT format('DROP TRIGGER IF EXISTS %I ON %I.%I;', g.tgname, n.nspname, c.relname)
 		  FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_class c ON c.oid = g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 		 WHERE p.pronamespace = to_regnamespace($1) AND NOT p.proname = ANY ($2) ORDER BY 1`, db.schema, want)
-	if err != nil {
-		return nil, err
-	}
-	drops, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return err
+		}
+		drops, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
 	if err != nil || len(drops) == 0 {
 		return nil, err
 	}
@@ -350,7 +354,9 @@ type LastPush struct {
 // LastPush reads what this side remembers of its last push; it fails when the side
 // was not set up.
 func (db *DB) LastPush(ctx context.Context) (l LastPush, err error) {
-	err = db.pool.QueryRow(ctx, `SELECT epoch, batch, nonce FROM `+db.schema+`.pushed`).Scan(&l.Epoch, &l.Batch, &l.Nonce)
+	err = db.in(ctx, reading, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `SELECT epoch, batch, nonce FROM `+db.schema+`.pushed`).Scan(&l.Epoch, &l.Batch, &l.Nonce)
+	})
 	return l, db.orNotSetUp(err)
 }
 

@@ -68,7 +68,10 @@ const oldest = 140000
 func (db *DB) check(ctx context.Context) error {
 	var version int
 	var recovery bool
-	if err := db.pool.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, pg_is_in_recovery()`).Scan(&version, &recovery); err != nil {
+	// Not yet under the pinned settings, which an old server may not know.
+	if err := db.in(ctx, "BEGIN READ ONLY; SET LOCAL statement_timeout = 0; SET LOCAL idle_in_transaction_session_timeout = 0", func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, pg_is_in_recovery()`).Scan(&version, &recovery)
+	}); err != nil {
 		return err
 	}
 	if version < oldest {
@@ -142,6 +145,14 @@ const (
 
 func (db *DB) in(ctx context.Context, begin string, fn func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{BeginQuery: begin}, fn)
+}
+
+// do runs one statement in a writing transaction of its own.
+func (db *DB) do(ctx context.Context, sql string, args ...any) error {
+	return db.in(ctx, writing, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sql, args...)
+		return err
+	})
 }
 
 // lock takes ACCESS SHARE on a table, before the transaction's snapshot: a
