@@ -283,7 +283,7 @@ func TestDarkAndLightAreReadable(t *testing.T) {
 func TestNothingScrollsSideways(t *testing.T) {
 	w := newWorld(t)
 	b := w.open(adminToken, "/")
-	for _, width := range []int64{360, 768, 1024, 1181, 1280, 1920} {
+	for _, width := range []int64{360, 768, 1024, 1261, 1920} {
 		b.do(chromedp.EmulateViewport(width, 800))
 		for _, path := range w.everyPage() {
 			b.do(chromedp.Navigate(w.url + path))
