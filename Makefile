@@ -5,6 +5,7 @@ TOOLS    := $(BIN)/tools
 GO       ?= go
 GOFILES  := $(shell git ls-files -co --exclude-standard '*.go' 2>/dev/null | grep -v '^deploy/devserver/')
 STATE    ?=
+LISTEN   ?=
 
 STATICCHECK   := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 WORKFLOWCHECK := go.temporal.io/sdk/contrib/tools/workflowcheck@v0.6.0
@@ -42,11 +43,27 @@ need-%:
 
 .PHONY: demo
 demo: need-postgres temporal $(BIN)/backfill ## run the demo: two databases, one missing history, and the web page
-	$(BIN)/backfill dev --demo $(if $(STATE),--state $(STATE))
+	$(BIN)/backfill dev --demo $(if $(STATE),--state $(STATE)) $(if $(LISTEN),--listen $(LISTEN))
 
 .PHONY: test
-test: need-postgres need-cc need-chromium temporal ## every test, with the race detector, on real PostgreSQL and Temporal
-	CGO_ENABLED=1 $(GO) test -race -timeout 25m ./...
+test: need-postgres need-postgis need-cc need-chromium need-promtool temporal ## every test, with the race detector, on real PostgreSQL and Temporal
+	CGO_ENABLED=1 $(GO) test -race -timeout 60m ./...
+
+# SEED is the first schedule; without it, the clock says. A failing one is printed.
+SEEDS    ?= 200
+SEED     ?=
+
+.PHONY: soak
+soak: need-postgres need-cc temporal ## random schedules (SEEDS=200, SEED=the first), and kill -9 at every point: for hours
+	BACKFILL_SOAK=1 BACKFILL_SEEDS=$(SEEDS) BACKFILL_SEED=$(SEED) CGO_ENABLED=1 $(GO) test -race -timeout 12h -v \
+		-run 'Convergence|ACrashAtAnyPoint|KillsAtAnyPoint' ./activities ./internal/acceptance
+
+FUZZTIME ?= 60s
+
+.PHONY: fuzz
+fuzz: ## look for inputs that break what reads input: FUZZTIME (60s) for each fuzz test
+	@grep -rn '^func Fuzz' --include='*_test.go' . | sed -E 's,^\./(.*)/[^/]*:[0-9]+:func (Fuzz[A-Za-z0-9_]*).*,\1 \2,' | \
+	while read -r dir name; do echo "$$dir $$name"; $(GO) test ./$$dir -run '^$$' -fuzz "^$$name$$" -fuzztime $(FUZZTIME) || exit 1; done
 
 .PHONY: check
 check: lint ## a quick look: linters, and the tests that need no server process
@@ -56,6 +73,7 @@ check: lint ## a quick look: linters, and the tests that need no server process
 lint: $(TOOLS)/staticcheck $(TOOLS)/workflowcheck ## gofmt, go vet, staticcheck, workflowcheck, the import map
 	@out=$$(gofmt -l $(GOFILES)); [ -z "$$out" ] || { echo "not gofmt-ed:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
+	$(GO) vet -tags faults ./activities
 	$(TOOLS)/staticcheck ./...
 	$(TOOLS)/workflowcheck ./workflows/...
 	$(GO) test ./internal/arrows
@@ -65,8 +83,8 @@ $(TOOLS)/staticcheck $(TOOLS)/workflowcheck:
 	GOBIN=$(abspath $(TOOLS)) $(GO) install $(if $(findstring staticcheck,$@),$(STATICCHECK),$(WORKFLOWCHECK))
 
 .PHONY: screenshots
-screenshots: need-postgres need-chromium ## pictures of every page, into docs/img (needs Chromium)
-	$(GO) test ./ui -run TestScreenshots -args -screenshots $(abspath docs/img)
+screenshots: need-postgres need-chromium ## the pictures of the documentation; EVERY=1: every page, narrow and wide, light and dark
+	$(GO) test ./ui -run TestScreenshots -count=1 -args -screenshots $(abspath docs/img) $(if $(EVERY),-every)
 
 .PHONY: clean
 clean: ## remove what was built

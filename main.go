@@ -37,23 +37,44 @@ side, stages every row for a person to read, and sends nothing to the other side
 Try it with: backfill dev`
 
 func options() []kong.Option {
-	version := "unknown"
-	if info, ok := debug.ReadBuildInfo(); ok {
-		version = info.Main.Version
-	}
 	return []kong.Option{
 		kong.Description(about),
-		kong.Vars{"state": cli.DefaultState(), "version": "backfill " + version},
+		kong.Vars{"state": cli.DefaultState(), "version": "backfill " + version()},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 120}),
 		kong.ExplicitGroups([]kong.Group{
 			{Key: "run", Title: "Run it:"},
 			{Key: "setup", Title: "Set it up:"},
 			{Key: "backfills", Title: "Request, review and release backfills:"},
+			{Key: "proof", Title: "Prove that both sides hold the same:"},
 			{Key: "look", Title: "See what is sent and who did what:"},
 			{Key: "commands", Title: "Commands:"}, // of a command
 			{Key: "api", Title: "To reach the API:"},
 		}),
 	}
+}
+
+// version is the module's, or else the commit it was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "of an unknown build"
+	}
+	if v := info.Main.Version; v != "" && v != "(devel)" {
+		return v
+	}
+	built := map[string]string{}
+	for _, s := range info.Settings {
+		built[s.Key] = s.Value
+	}
+	revision := built["vcs.revision"]
+	if revision == "" {
+		return "built by " + info.GoVersion + " outside of a checkout"
+	}
+	text := revision[:min(len(revision), 12)] + " of " + built["vcs.time"]
+	if built["vcs.modified"] == "true" {
+		text += ", modified"
+	}
+	return text
 }
 
 // grammar is the whole command line.
@@ -67,6 +88,7 @@ type grammar struct {
 	SetupSQL setupSQLCmd `cmd:"" name:"setup-sql" group:"setup" help:"Print the SQL that sets one side up, for a DBA to read and run."`
 	Setup    setupCmd    `cmd:"" group:"setup" help:"Set one side up, or repair it: run what setup-sql prints."`
 	Table    cli.Table   `cmd:"" group:"setup" help:"List, show and configure the tables of a site."`
+	Gate     cli.Gate    `cmd:"" group:"setup" help:"List and set the gates that hold backfills back while a database is busy."`
 	Token    tokenCmd    `cmd:"" group:"setup" help:"Make, list and revoke the tokens that people and scripts sign in with."`
 
 	Request cli.Request `cmd:"" group:"backfills" help:"Ask for a backfill of a table, or of one row."`
@@ -75,10 +97,14 @@ type grammar struct {
 	Watch   cli.Watch   `cmd:"" group:"backfills" help:"Follow a backfill until its rows wait to be read, or until it is closed."`
 	Rows    cli.Rows    `cmd:"" group:"backfills" help:"List the rows a backfill has staged, and what releasing each would do."`
 	Approve cli.Approve `cmd:"" group:"backfills" help:"Approve the staged rows: they are sent to the other side."`
+	Judge   cli.Judge   `cmd:"" group:"backfills" help:"Judge again what releasing the staged rows would do to the other side."`
 	Reject  cli.Reject  `cmd:"" group:"backfills" help:"Reject the staged rows: the backfill is closed and nothing is sent."`
 	Pause   cli.Pause   `cmd:"" group:"backfills" help:"Hold a walk or a release at its next page."`
 	Resume  cli.Resume  `cmd:"" group:"backfills" help:"Let a paused backfill go on."`
 	Cancel  cli.Cancel  `cmd:"" group:"backfills" help:"End a backfill. What was released stays released."`
+
+	Reconcile         cli.Reconcile         `cmd:"" group:"proof" help:"Compare a table of both sides row by row; list, repair and certify what was found."`
+	VerifyCertificate cli.VerifyCertificate `cmd:"" name:"verify-certificate" group:"proof" help:"Check a certificate and its signature."`
 
 	Queue   cli.Queue   `cmd:"" group:"look" help:"List changes on their way to the other side; retry or skip those set aside."`
 	History cli.History `cmd:"" group:"look" help:"List changes that the other side has applied, newest first."`
@@ -101,12 +127,24 @@ type (
 	}
 )
 
+// stateFlag is for commands that can take what they need from a backfill dev.
+type stateFlag struct {
+	StateDir string `aliases:"state" env:"BACKFILL_STATE" placeholder:"DIR" help:"The state directory of a backfill dev on this machine. Default: ${state}."`
+}
+
+func (f *stateFlag) recall() (dev.Remembered, error) {
+	if f.StateDir == "" {
+		f.StateDir = cli.DefaultState()
+	}
+	return dev.Recall(f.StateDir)
+}
+
 func (t temporalFlags) temporal() serve.Temporal {
 	return serve.Temporal{HostPort: t.Temporal, Namespace: t.Namespace}
 }
 
 type devCmd struct {
-	State    string        `env:"BACKFILL_STATE" placeholder:"DIR" help:"Keep everything here and go on from it when started again. Default: ${state}."`
+	StateDir string        `aliases:"state" env:"BACKFILL_STATE" placeholder:"DIR" help:"Keep everything here and go on from it when started again. Default: ${state}."`
 	Listen   string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where the API and the web pages listen (${default})."`
 	Token    string        `env:"BACKFILL_TOKEN" placeholder:"TOKEN" help:"The token to sign in with. Default: a new one, kept in the state directory."`
 	Control  string        `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of a control database. Default: a PostgreSQL server of its own is started from the machine's binaries."`
@@ -148,7 +186,7 @@ func (c *devCmd) Validate() error {
 
 func (c *devCmd) Run(ctx context.Context, out io.Writer) error {
 	o := dev.Options{
-		State: c.State, Listen: c.Listen, Token: c.Token, Control: c.Control, Temporal: c.Temporal, Site: c.Site, From: c.From,
+		State: c.StateDir, Listen: c.Listen, Token: c.Token, Control: c.Control, Temporal: c.Temporal, Site: c.Site, From: c.From,
 		Sides: map[string]string{}, Tables: c.Table, Cycle: c.Cycle, Demo: c.Demo, Verbose: c.Verbose,
 	}
 	if o.State == "" {
@@ -197,8 +235,16 @@ type workerCmd struct {
 	Agent    agentName `xor:"role" required:"" placeholder:"SITE/SIDE" help:"Run the agent of this side. It alone needs to reach the side's database."`
 	Database string    `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"With --agent: connection string of the side's database."`
 
-	Cycle     time.Duration `default:"500ms" placeholder:"DURATION" help:"With --agent: how long an idle agent waits before it looks for changes again (${default})."`
-	PublicURL string        `name:"public-url" placeholder:"URL" help:"With --control: where people reach the API, for links in Temporal's console."`
+	Cycle        time.Duration `default:"500ms" placeholder:"DURATION" help:"With --agent: how long an idle agent waits before it looks for changes again (${default})."`
+	Refused      int64         `name:"refused-limit" default:"1000" placeholder:"N" help:"With --agent: how many rows of a table may be refused here in a row before the table's changes stop (${default})."`
+	Metrics      string        `placeholder:"HOST:PORT" help:"Where to show this process's figures to Prometheus, at /metrics. Default: nowhere."`
+	KeepRequests time.Duration `default:"2160h" placeholder:"DURATION" help:"With --control: how long closed backfills are kept with their staged rows (${default})."`
+	KeepHistory  time.Duration `default:"720h" placeholder:"DURATION" help:"With --control: how long applied changes are kept (${default})."`
+	KeepAudit    time.Duration `placeholder:"DURATION" help:"With --control: how long the record of who did what is kept. Default: for ever."`
+	WalksPerSide int           `default:"2" placeholder:"N" help:"With --agent: how many tables of its side may be walked at once; others take turns (${default})."`
+	WalksInAll   int           `default:"8" placeholder:"N" help:"With --agent: how many tables of all sides may be walked at once (${default})."`
+
+	PublicURL string `name:"public-url" placeholder:"URL" help:"With --control: where people reach the API, for links in Temporal's console."`
 
 	ControlDatabase string `required:"" env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database."`
 	temporalFlags
@@ -218,11 +264,12 @@ func (c *workerCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w := serve.Worker{Control: c.ControlDatabase, Temporal: c.temporal(), PublicURL: c.PublicURL, Log: log}
+	w := serve.Worker{Control: c.ControlDatabase, Temporal: c.temporal(), PublicURL: c.PublicURL, Metrics: c.Metrics, Log: log}
 	if c.Control {
-		return w.RunControl(ctx)
+		return w.RunControl(ctx, control.Keep{Requests: c.KeepRequests, History: c.KeepHistory, Audit: c.KeepAudit})
 	}
-	return w.RunAgent(ctx, c.Agent.Site, c.Agent.Side, c.Database, activities.Settings{Cycle: c.Cycle})
+	return w.RunAgent(ctx, c.Agent.Site, c.Agent.Side, c.Database, activities.Settings{Cycle: c.Cycle, RefusedLimit: c.Refused,
+		Walks: control.Limits{Side: c.WalksPerSide, All: c.WalksInAll}})
 }
 
 // agentName is the side that an agent works beside.
@@ -253,26 +300,24 @@ func (c *migrateCmd) Run(ctx context.Context, out io.Writer) error {
 
 // sideFlags say which side to set up, and where it and the control database are.
 type sideFlags struct {
-	Site     string `required:"" placeholder:"SITE" help:"The site."`
-	Side     string `required:"" placeholder:"SIDE" help:"Which of its two sides."`
-	Control  string `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database, which knows the site's tables. Default: the one in the state directory."`
-	Database string `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"Connection string of the side's database, as somebody who may create schemas and triggers. Default: the one in the state directory."`
-	Role     string `placeholder:"ROLE" help:"The role the side's agent signs in as. Default: the one of --database."`
-	State    string `env:"BACKFILL_STATE" placeholder:"DIR" help:"The state directory of a backfill dev on this machine. Default: ${state}."`
+	Site     string   `required:"" placeholder:"SITE" help:"The site."`
+	Side     string   `required:"" placeholder:"SIDE" help:"Which of its two sides."`
+	Control  string   `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database, which knows the site's tables. Default: the one in the state directory."`
+	Database string   `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"Connection string of the side's database, as somebody who may create schemas and triggers. Default: the one in the state directory."`
+	Role     string   `placeholder:"ROLE" help:"The role the side's agent signs in as. Default: the one of --database."`
+	Table    []string `sep:"none" placeholder:"TABLE" help:"Also give the agent's role its rights on this table, which is not configured yet; may be repeated."`
+	stateFlag
 }
 
 // setup takes what was not given from the state directory of a backfill dev.
 func (c *sideFlags) setup() (serve.Setup, error) {
-	s := serve.Setup{Control: c.Control, Database: c.Database, Site: c.Site, Side: c.Side, Role: c.Role}
+	s := serve.Setup{Control: c.Control, Database: c.Database, Site: c.Site, Side: c.Side, Role: c.Role, Tables: c.Table}
 	if s.Control != "" && s.Database != "" {
 		return s, nil
 	}
-	if c.State == "" {
-		c.State = cli.DefaultState()
-	}
-	r, err := dev.Recall(c.State)
+	r, err := c.recall()
 	if err != nil {
-		return s, fmt.Errorf("give --control and --database, or the state directory of a backfill dev with --state: %w", err)
+		return s, fmt.Errorf("give --control and --database, or the state directory of a backfill dev with --state-dir: %w", err)
 	}
 	if s.Control == "" {
 		s.Control = r.Control
@@ -323,14 +368,36 @@ type tokenCmd struct {
 	Revoke tokenRevokeCmd `cmd:"" group:"commands" help:"End a token."`
 }
 
+// tokenFlags say where the tokens are kept.
+type tokenFlags struct {
+	Control string `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database. Default: the one in the state directory."`
+	stateFlag
+}
+
+func (f *tokenFlags) withStore(ctx context.Context, fn func(*control.Store) error) error {
+	if f.Control == "" {
+		r, err := f.recall()
+		if err != nil {
+			return fmt.Errorf("give --control, or the state directory of a backfill dev with --state-dir: %w", err)
+		}
+		f.Control = r.Control
+	}
+	s, err := control.Open(ctx, f.Control)
+	if err != nil {
+		return err
+	}
+	defer s.Disconnect()
+	return fn(s)
+}
+
 type tokenCreateCmd struct {
-	controlFlag
+	tokenFlags
 	Name string `arg:"" help:"Whose it is; it stands in every record of what is done with it."`
 	Role string `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: viewer, requester, reviewer or admin; each includes the ones before it."`
 }
 
 func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error {
-	return withStore(ctx, c.Control, func(s *control.Store) error {
+	return c.withStore(ctx, func(s *control.Store) error {
 		secret := control.NewSecret()
 		if err := s.PutToken(ctx, serve.Name(), c.Name, control.Role(c.Role), secret); err != nil {
 			return err
@@ -340,10 +407,10 @@ func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error {
 	})
 }
 
-type tokenListCmd struct{ controlFlag }
+type tokenListCmd struct{ tokenFlags }
 
 func (c *tokenListCmd) Run(ctx context.Context, out io.Writer) error {
-	return withStore(ctx, c.Control, func(s *control.Store) error {
+	return c.withStore(ctx, func(s *control.Store) error {
 		tokens, err := s.Tokens(ctx)
 		if err != nil {
 			return err
@@ -353,19 +420,10 @@ func (c *tokenListCmd) Run(ctx context.Context, out io.Writer) error {
 }
 
 type tokenRevokeCmd struct {
-	controlFlag
+	tokenFlags
 	Name string `arg:"" help:"The token's name."`
 }
 
 func (c *tokenRevokeCmd) Run(ctx context.Context) error {
-	return withStore(ctx, c.Control, func(s *control.Store) error { return s.RevokeToken(ctx, serve.Name(), c.Name) })
-}
-
-func withStore(ctx context.Context, dsn string, fn func(*control.Store) error) error {
-	s, err := control.Open(ctx, dsn)
-	if err != nil {
-		return err
-	}
-	defer s.Disconnect()
-	return fn(s)
+	return c.withStore(ctx, func(s *control.Store) error { return s.RevokeToken(ctx, serve.Name(), c.Name) })
 }

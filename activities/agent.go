@@ -7,7 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.temporal.io/sdk/activity"
@@ -15,25 +18,32 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
-	"backfill/internal/row"
+	"backfill/internal/pace"
 	"backfill/internal/side"
 )
 
 // Settings bound an agent's work. The zero value of a field means its default.
 type Settings struct {
-	Cycle      time.Duration // pause between looks for changes when idle; default 500 ms
-	CountEvery time.Duration // the slow clock of row counts; default 30 s
-	CountLimit time.Duration // a count that takes longer becomes an estimate; default 5 s
-	LeaseTTL   time.Duration // how long a walk's lease lasts without renewal; default 10 s
-	HoldLimit  time.Duration // how long a row may wait for its parent before it is quarantined; default 1 h
-	PageTarget time.Duration // what a page of a walk should take; default 250 ms
-	PageRows   int           // the most rows of a page; default 20,000
-	PageBytes  int64         // the most bytes of a page, beyond one row; default 32 MiB
-	ChunkRows  int64         // the most rows walked between two pushes; default 50,000
-	ChunkTime  time.Duration // the longest time walked between two pushes; default 2 s
-	BatchRows  int           // the most rows of a push or apply; default 20,000
-	BatchBytes int64         // the most bytes of an apply, beyond one row; default 64 MiB
-	Turn       time.Duration // when an activity returns to its workflow; default 20 min
+	Cycle        time.Duration  // pause between looks for changes when idle; default 500 ms
+	CountEvery   time.Duration  // the slow clock of row counts; default 30 s
+	CountLimit   time.Duration  // a count that takes longer becomes an estimate; default 5 s
+	LeaseTTL     time.Duration  // how long a walk's lease lasts without renewal; default 10 s
+	HoldLimit    time.Duration  // how long a row may wait for its parent before it is quarantined; default 1 h
+	RefusedLimit int64          // how many rows of a table may be refused in a row before the table is stopped; default 1,000
+	PageTarget   time.Duration  // what a page of a walk should take; default 250 ms
+	PageRows     int            // the most rows of a page; default 20,000
+	PageBytes    int64          // the most bytes of a page, beyond one row; default 32 MiB
+	ChunkRows    int64          // the most rows walked between two pushes; default 50,000
+	ChunkTime    time.Duration  // the longest time walked between two pushes; default 2 s
+	BatchRows    int            // the most rows of a push or apply; default 20,000
+	BatchBytes   int64          // the most bytes of an apply, beyond one row; default 64 MiB
+	LeafRows     int            // rows of a leaf when the resume point is looked for; smaller tables are walked from the start; default 20,000
+	AnswerWithin time.Duration  // how long the receiver's agent may take over leaves; default 20 s
+	Walks        control.Limits // how many whole-table walks go on at once; default 2 on a side, 8 in all
+	Share        time.Duration  // after which a walk makes place for one that waits; default 15 s
+	ProofRows    int            // the most rows of a leaf of a reconciliation; default 5,000
+	ProofBytes   int64          // about the most bytes of one; default 8 MiB
+	Turn         time.Duration  // when an activity returns to its workflow; default 20 min
 }
 
 func (s *Settings) defaults() {
@@ -42,6 +52,7 @@ func (s *Settings) defaults() {
 	set(&s.CountLimit, 5*time.Second)
 	set(&s.LeaseTTL, 10*time.Second)
 	set(&s.HoldLimit, time.Hour)
+	set(&s.RefusedLimit, 1000)
 	set(&s.PageTarget, 250*time.Millisecond)
 	set(&s.PageRows, 20_000)
 	set(&s.PageBytes, 32<<20)
@@ -49,6 +60,13 @@ func (s *Settings) defaults() {
 	set(&s.ChunkTime, 2*time.Second)
 	set(&s.BatchRows, 20_000)
 	set(&s.BatchBytes, 64<<20)
+	set(&s.LeafRows, 20_000)
+	set(&s.AnswerWithin, answerWithin)
+	set(&s.Walks.Side, 2)
+	set(&s.Walks.All, 8)
+	set(&s.Share, 15*time.Second)
+	set(&s.ProofRows, 5000)
+	set(&s.ProofBytes, 8<<20)
 	set(&s.Turn, 20*time.Minute)
 }
 
@@ -71,24 +89,19 @@ type Agent struct {
 	db    *side.DB
 
 	mu      sync.Mutex
-	layouts map[string]int64   // ids by fingerprint
 	blocked map[string]blocked // tables whose changes cannot be pushed now
+	failing map[string]string  // what cannot be done now, and why
 	bells   map[chan struct{}]string
+
+	applied    atomic.Int64  // rows written for the other side's changes
+	listening  atomic.Bool   // events ring the bells
+	pushedSome chan struct{} // tells Attend that the outbox has shrunk
 
 	faults faults
 }
 
-// faults lets a test step in between two steps of a push, a page or an apply: to
-// look, to let something else happen first, or to fail as a crash would. Otherwise
-// it is nil.
-type faults func(point string) error
-
-func (f faults) at(point string) error {
-	if f == nil {
-		return nil
-	}
-	return f(point)
-}
+// AppliedRows is how many rows this process has written for the other side's changes.
+func (a *Agent) AppliedRows() int64 { return a.applied.Load() }
 
 type blocked struct {
 	until time.Time
@@ -107,7 +120,7 @@ func NewAgent(ctx context.Context, store *control.Store, db *side.DB, id string,
 		return nil, err
 	}
 	return &Agent{ID: id, Out: out, In: in, Settings: s, store: store, db: db,
-		layouts: map[string]int64{}, blocked: map[string]blocked{}, bells: map[chan struct{}]string{}}, nil
+		blocked: map[string]blocked{}, failing: map[string]string{}, bells: map[chan struct{}]string{}, pushedSome: make(chan struct{}, 1)}, nil
 }
 
 // Attend tells the control database that the agent lives, and rings the agent's
@@ -115,65 +128,104 @@ func NewAgent(ctx context.Context, store *control.Store, db *side.DB, id string,
 // outages of the control database.
 func (a *Agent) Attend(ctx context.Context) {
 	go a.listen(ctx)
+	go a.measure(ctx)
+	outbox := &outboxWatch{Agent: a}
+	var next time.Time
 	for ctx.Err() == nil {
 		// What can be done about an error here is to try again; people see the agent's age.
-		_ = a.store.AgentSeen(ctx, a.db.Site, a.db.Side, a.ID, a.db.Where(), a.problem(ctx))
-		sleep(ctx, 5*time.Second)
+		if !time.Now().Before(next) {
+			_ = a.store.AgentSeen(ctx, a.db.Site, a.db.Side, a.ID, a.db.Where(), a.problem(ctx))
+			next = time.Now().Add(seenEvery)
+		}
+		_ = outbox.report(ctx)
+		select {
+		case <-ctx.Done():
+		case <-a.pushedSome:
+			sleep(ctx, time.Second) // not more often than that
+		case <-time.After(time.Until(next)):
+		}
 	}
+}
+
+// seenEvery is how often an agent says that it lives and what its outbox holds.
+const seenEvery = 5 * time.Second
+
+// outboxWatch tells how much waits in the outbox, and for how long at least.
+type outboxWatch struct {
+	*Agent
+	seen pace.Tide
+}
+
+// backlogLimit is how many records are counted; people see that many when there are more.
+const backlogLimit = 200_000
+
+func (o *outboxWatch) report(ctx context.Context) error {
+	backlog, err := o.db.Backlog(ctx, backlogLimit)
+	if err != nil {
+		return err
+	}
+	now, newest := time.Now(), int64(0)
+	for _, b := range backlog {
+		newest = max(newest, b.Last)
+	}
+	if newest > 0 {
+		o.seen.Mark(newest, now)
+	}
+	all := make([]control.Backlog, len(backlog))
+	for i, b := range backlog {
+		all[i] = control.Backlog{Table: b.Table, Rows: b.Rows, First: b.First, Waited: o.seen.Behind(b.First-1, now)}
+	}
+	return o.store.ReportOutbox(ctx, o.db.Site, o.db.Side, all)
 }
 
 func (a *Agent) problem(ctx context.Context) string {
 	if err := a.ready(ctx); err != nil {
 		return message(err)
 	}
+	var all []string
+	stops, err := a.store.Stops(ctx, a.In.ID)
+	if err != nil {
+		return message(err)
+	}
+	for _, s := range stops {
+		all = append(all, fmt.Sprintf("changes of %s have stopped, because too many of its rows in a row were refused here, the last with: %s; mend it, and they go on by themselves within a minute, or at once when one of them is retried", s.Table, s.Reason))
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	for what, why := range a.failing {
+		all = append(all, what+": "+why)
+	}
 	for table, b := range a.blocked {
 		if time.Now().Before(b.until) {
-			return fmt.Sprintf("changes of %s wait: %s", table, b.why)
+			all = append(all, fmt.Sprintf("changes of %s wait: %s", table, b.why))
 		}
 	}
-	return ""
+	slices.Sort(all)
+	return strings.Join(all, "; ")
 }
 
-// ready fails while the side may not be touched: not set up, not the cluster and
-// timeline it was, or of a later epoch or push than the control database knows. When
-// an admin has opened a new epoch, the side begins it.
-func (a *Agent) ready(ctx context.Context) error {
-	// The side is asked first: it never remembers a push before the control database does.
-	last, err := a.db.LastPush(ctx)
-	if err != nil {
-		return err
-	}
-	id, err := a.db.Identity(ctx)
-	if err != nil {
-		return err
-	}
-	if err := a.store.CheckIdentity(ctx, a.db.Site, a.db.Side, id.System, id.Timeline); err != nil {
-		return err
-	}
-	a.db.Meet(id)
-	begin, err := a.store.Beginning(ctx, a.Out, a.In)
+// trouble remembers that something cannot be done because a database refuses it, or
+// that it can.
+func (a *Agent) trouble(what string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	switch {
-	case err != nil:
-		return err
-	case begin.Epoch < last.Epoch:
-		return backfill.Errorf(backfill.Refused, "%s is in epoch %d, the control database in %d: it was restored; open a new epoch with backfill site new-epoch %s",
-			a.db.Side, last.Epoch, begin.Epoch, a.db.Site)
-	case begin.Epoch == last.Epoch && (last.Batch > begin.Batch || last.Batch == begin.Batch && last.Nonce != begin.Nonce):
-		return backfill.Errorf(backfill.Refused, "%s remembers push %d, the control database another one or none of that number: it was restored; open a new epoch with backfill site new-epoch %s",
-			a.db.Side, last.Batch, a.db.Site)
-	case begin.Epoch == last.Epoch:
-		return nil
+	case err == nil:
+		delete(a.failing, what)
+	case side.SQLState(err) != "" || backfill.CodeOf(err) != "":
+		a.failing[what] = message(err)
 	}
-	return a.db.Begin(ctx, begin.Epoch, begin.Batch, begin.Nonce, side.Position(begin.Position))
 }
 
 func (a *Agent) listen(ctx context.Context) {
 	for ctx.Err() == nil {
-		_ = a.store.Listen(ctx, func() { a.ring("") }, func(e control.Event) {
+		_ = a.store.Listen(ctx, func() { a.listening.Store(true); a.ring("") }, func(e control.Event) {
 			a.ring(fmt.Sprintf("%s %d", e.Kind, e.ID))
+			if e.Kind == "request" || e.Kind == "gates" {
+				a.ring("gates")
+			}
 		})
+		a.listening.Store(false)
 		sleep(ctx, time.Second)
 	}
 }
@@ -204,29 +256,11 @@ func (a *Agent) ring(name string) {
 	}
 }
 
-// layoutID records a layout and remembers its id.
-func (a *Agent) layoutID(ctx context.Context, l *row.Layout) (int64, error) {
-	fp := l.Fingerprint()
-	a.mu.Lock()
-	id := a.layouts[fp]
-	a.mu.Unlock()
-	if id != 0 {
-		return id, nil
-	}
-	id, err := a.store.PutLayout(ctx, l)
-	if err == nil {
-		a.mu.Lock()
-		a.layouts[fp] = id
-		a.mu.Unlock()
-	}
-	return id, err
-}
-
 // turns runs fn again and again inside one activity, so that an idle sync costs
 // hardly any history: at once while there is work, else after a pause or when the
 // bell rings. It returns nil when the turn is over or the worker stops, and at the
 // first error, which the workflow engine shows and retries.
-func (a *Agent) turns(ctx context.Context, rung <-chan struct{}, pause time.Duration, fn func() (busy bool, err error)) error {
+func (a *Agent) turns(ctx context.Context, rung <-chan struct{}, pause func() time.Duration, fn func() (busy bool, err error)) error {
 	stopBeat := beat(ctx, func() any { return nil })
 	defer stopBeat()
 	stopping := activity.GetWorkerStopChannel(ctx)
@@ -235,7 +269,7 @@ func (a *Agent) turns(ctx context.Context, rung <-chan struct{}, pause time.Dura
 		if err != nil {
 			return surface(err)
 		}
-		wait := pause
+		wait := pause()
 		if busy {
 			wait = 0
 		}

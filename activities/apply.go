@@ -17,13 +17,40 @@ func (a *Agent) Apply(ctx context.Context) error {
 	rung, done := a.bell(fmt.Sprintf("queue %d", a.In.ID))
 	defer done()
 	l := &applier{Agent: a}
-	return a.turns(ctx, rung, a.Cycle, func() (bool, error) { return l.apply(ctx) })
+	return a.turns(ctx, rung, l.idle, func() (bool, error) {
+		busy, err := l.apply(ctx)
+		a.trouble("changes cannot be applied", err)
+		return busy, err
+	})
 }
 
-// applier remembers between batches when to look at the held rows again.
+// idleApply is how long an agent whom events wake waits for one: they may be lost
+// with a connection that breaks unnoticed.
+const idleApply = 10 * time.Second
+
+// idle is how long to wait for changes: at most until held rows or stopped tables are
+// tried again.
+func (l *applier) idle() time.Duration {
+	if !l.listening.Load() {
+		return l.Cycle
+	}
+	wait := idleApply
+	if l.held {
+		wait = min(wait, time.Until(l.retryAt))
+	}
+	if l.stopped > 0 {
+		wait = min(wait, time.Until(l.again.at))
+	}
+	return max(wait, l.Cycle)
+}
+
+// applier remembers between batches when to look at the held rows and at stopped
+// tables again.
 type applier struct {
 	*Agent
 	held    bool
+	stopped int   // tables that are
+	again   pacer // when they are tried again
 	retryAt time.Time
 	pause   time.Duration
 	started bool
@@ -42,35 +69,72 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 		return false, err
 	}
 	retry := !l.started || l.held && !time.Now().Before(l.retryAt)
-	applied, err := l.db.Apply(ctx, side.Feed{
+	feed := side.Feed{
 		Next: func(ctx context.Context, at side.Position) (side.Position, int64, error) {
 			b, err := l.store.Next(ctx, l.In, control.Position(at), l.BatchRows, l.BatchBytes)
+			if err == nil {
+				err = l.faults.at("apply: pulled")
+			}
 			return side.Position(b.To), b.Rows, err
 		},
-		Copy: func(ctx context.Context, after, to int64, w io.Writer) error {
-			return l.store.CopyBatch(ctx, l.In.ID, after, to, w)
+		NextOf: func(ctx context.Context, table int32, after, upTo int64) (int64, error) {
+			return l.store.NextOf(ctx, l.In.ID, table, after, upTo, l.BatchRows, l.BatchBytes)
 		},
-		Layout:    func(ctx context.Context, id int64) (*row.Layout, error) { return l.store.Layout(ctx, id) },
-		Tables:    tables,
-		Retry:     retry,
-		HoldLimit: l.HoldLimit,
-	})
+		Copy: func(ctx context.Context, p side.Part, w io.Writer) error {
+			return l.store.CopyBatch(ctx, l.In.ID, control.Part(p), w)
+		},
+		Entry: func(ctx context.Context, seq int64) (side.Entry, error) {
+			e, err := l.store.Entry(ctx, l.In.ID, seq)
+			return side.Entry(e), err
+		},
+		Layout:       func(ctx context.Context, id int64) (*row.Layout, error) { return l.store.Layout(ctx, id) },
+		Tables:       tables,
+		Retry:        retry,
+		HoldLimit:    l.HoldLimit,
+		RefusedLimit: l.RefusedLimit,
+	}
+	applied, err := l.db.Apply(ctx, feed)
+	if err == nil {
+		err = l.faults.at("apply: committed")
+	}
 	if err != nil {
 		return false, err
 	}
+	if err := l.catchUp(ctx, feed, &applied); err != nil {
+		return false, err
+	}
+	l.applied.Add(applied.Written)
 	moved := applied.To.Seq > l.at
 	l.schedule(retry, moved, applied)
-	if applied.SetAside || !l.started {
+	if applied.SetAside || !l.started || applied.To.Seq < l.at || applied.Stopped > l.stopped {
 		if err := l.mirror(ctx); err != nil {
+			return false, err
+		}
+		if err := l.faults.at("apply: mirrored"); err != nil {
 			return false, err
 		}
 	}
 	l.started, l.at = true, applied.To.Seq
-	if err := l.faults.at("apply: committed"); err != nil {
+	// Acknowledged even when nothing was applied: a crash may have come before it.
+	if err := l.store.Acknowledge(ctx, l.In, applied.To.Seq); err != nil {
 		return false, err
 	}
-	// Acknowledged even when nothing was applied: a crash may have come before it.
-	return moved || applied.Written > 0, l.store.Acknowledge(ctx, l.In, applied.To.Seq)
+	return moved || applied.Written > 0, l.faults.at("apply: acknowledged")
+}
+
+// catchUp tries the tables that are stopped, when it is time to.
+func (l *applier) catchUp(ctx context.Context, feed side.Feed, applied *side.Applied) error {
+	if l.started && !(l.stopped > 0 && l.again.due()) {
+		return nil
+	}
+	caught, err := l.db.CatchUp(ctx, feed)
+	if err != nil {
+		return err
+	}
+	l.again.tried(caught.SetAside)
+	applied.Written += caught.Written
+	applied.SetAside = applied.SetAside || l.stopped > 0 // the reason may be another now
+	return nil
 }
 
 // schedule decides when held rows are tried again: soon after something was
@@ -112,7 +176,13 @@ func (l *applier) fulfil(ctx context.Context) error {
 		if err := l.store.Skipped(ctx, l.In.ID, wishes.Skip); err != nil {
 			return err
 		}
+		if err := l.faults.at("apply: skips shown"); err != nil {
+			return err
+		}
 		if err := l.db.Drop(ctx, wishes.Skip); err != nil {
+			return err
+		}
+		if err := l.faults.at("apply: skips dropped"); err != nil {
 			return err
 		}
 	}
@@ -120,10 +190,19 @@ func (l *applier) fulfil(ctx context.Context) error {
 		if err := l.db.Unquarantine(ctx, wishes.Retry); err != nil {
 			return err
 		}
+		if err := l.faults.at("apply: retries asked for"); err != nil {
+			return err
+		}
 		l.held, l.retryAt = true, time.Time{}
 	}
-	if done := append(wishes.Skip, wishes.Retry...); len(done) > 0 {
-		return l.store.WishesDone(ctx, l.In.ID, done)
+	if len(wishes.Retry) > 0 || wishes.CatchUp {
+		l.again = pacer{}
+	}
+	if done := append(wishes.Skip, wishes.Retry...); len(done) > 0 || wishes.CatchUp {
+		if err := l.store.WishesDone(ctx, l.In.ID, done); err != nil {
+			return err
+		}
+		return l.faults.at("apply: wishes done")
 	}
 	return nil
 }
@@ -138,5 +217,36 @@ func (l *applier) mirror(ctx context.Context) error {
 	for i, r := range rows {
 		all[i] = control.SetAside(r)
 	}
-	return l.store.MirrorSetAside(ctx, l.In, all)
+	if err := l.store.MirrorSetAside(ctx, l.In, all); err != nil {
+		return err
+	}
+	stops, err := l.db.Stops(ctx)
+	if err != nil {
+		return err
+	}
+	stopped := make([]control.Stopped, len(stops))
+	for i, s := range stops {
+		stopped[i] = control.Stopped(s)
+	}
+	if len(stops) > l.stopped {
+		l.again.tried(false)
+	}
+	l.stopped = len(stops)
+	return l.store.MirrorStopped(ctx, l.In, stopped)
+}
+
+// pacer spaces tries that fail ever further apart, from 2 s to a minute.
+type pacer struct {
+	at    time.Time
+	pause time.Duration
+}
+
+func (p *pacer) due() bool { return !time.Now().Before(p.at) }
+
+func (p *pacer) tried(well bool) {
+	p.pause = min(max(p.pause*2, 2*time.Second), time.Minute)
+	if well {
+		p.pause = 0
+	}
+	p.at = time.Now().Add(p.pause)
 }

@@ -429,8 +429,8 @@ func TestGuarantee5_RowsAndPositionAreOneTransaction(t *testing.T) {
 			b, err := w.Store.Next(ctx, w.Out, control.Position(at), 100, 1<<20)
 			return side.Position(b.To), b.Rows, err
 		},
-		Copy: func(ctx context.Context, after, to int64, out io.Writer) error {
-			if err := w.Store.CopyBatch(ctx, w.Out.ID, after, to, out); err != nil {
+		Copy: func(ctx context.Context, p side.Part, out io.Writer) error {
+			if err := w.Store.CopyBatch(ctx, w.Out.ID, control.Part(p), out); err != nil {
 				return err
 			}
 			return errCrash

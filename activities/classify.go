@@ -2,13 +2,16 @@ package activities
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
 
 	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/temporal"
 
 	"backfill/internal/backfill"
+	"backfill/internal/side"
 )
 
 // classifyRows is how many staged rows are judged at a time.
@@ -36,10 +39,21 @@ func (a *Agent) Classify(ctx context.Context, requestID int64) error {
 			return nil
 		}
 		if after < staged {
-			if err := a.classify(ctx, req, after, min(after+classifyRows, staged)); err != nil {
-				return permanent(err)
+			err := a.classify(ctx, req, after, min(after+classifyRows, staged))
+			if errors.Is(err, side.ErrLayout) || side.Permanent(err) {
+				// The receiver's table can be mended while the rows wait to be read: look again, but not often.
+				return temporal.NewApplicationErrorWithOptions(message(err), "table", temporal.ApplicationErrorOptions{NextRetryDelay: 10 * time.Second})
+			}
+			if err != nil {
+				return surface(err)
 			}
 			continue
+		}
+		if staged == 0 {
+			// Without an answer the walk begins at the start.
+			if err := a.compare(ctx, req); err != nil {
+				activity.GetLogger(ctx).Warn("leaves not compared", "request", requestID, "error", message(err))
+			}
 		}
 		select {
 		case <-stopping:
@@ -66,7 +80,28 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 	if err != nil {
 		return err
 	}
-	return a.db.Classify(ctx, req.ID, table.ID, req.Table, layout,
-		func(w io.Writer) error { return a.store.CopyStaged(ctx, req.ID, after, to, w) },
-		func(at int64, r io.Reader) error { return a.store.StoreEffects(ctx, req.ID, after, to, at, r) })
+	load := func(w io.Writer) error {
+		if err := a.store.CopyStaged(ctx, req.ID, after, to, w); err != nil {
+			return err
+		}
+		return a.faults.at("classify: read")
+	}
+	store := func(at int64, effects io.Reader) error {
+		return a.store.StoreEffects(ctx, req.ID, r.Revision, after, to, at, effects)
+	}
+	err = a.db.Classify(ctx, req.ID, table.ID, req.Table, layout, load, store)
+	if side.Unconvertible(err) {
+		if half := after + (to-after)/2; half > after {
+			if err := a.classify(ctx, req, after, half); err != nil {
+				return err
+			}
+			return a.classify(ctx, req, half, to)
+		}
+		// This side's encoding lacks a character of the row: what it would do stays unknown.
+		err = a.db.Classify(ctx, req.ID, table.ID, req.Table, layout, nil, store)
+	}
+	if err != nil {
+		return err
+	}
+	return a.faults.at("classify: stored")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
+	"backfill/internal/pace"
 )
 
 // Control works on the control database only.
@@ -24,11 +26,18 @@ type Control struct {
 	StartSync     func(ctx context.Context, site, side string) error      // starts a side's sync unless it runs
 	Running       func(context.Context) (workflowIDs []string, err error) // the Backfill workflows that run
 	Refresh       func(ctx context.Context, workflowID string) error      // tells one to look at its request again
+	// StartReconcile starts a reconciliation's workflow unless it runs.
+	StartReconcile func(context.Context, *backfill.Reconciliation) error
 
 	// SweepEvery is how often requests and workflows are compared; default 5 s.
 	SweepEvery time.Duration
 	// ReleaseRows is the most rows a release batch copies under the direction's lock; default 10,000.
 	ReleaseRows int
+	// Keep says how long what nothing needs any more is kept.
+	Keep control.Keep
+
+	faults faults
+	ending map[string]bool // workflows that the last sweep found running for a closed request
 }
 
 // Look returns a request as it stands.
@@ -41,6 +50,20 @@ func (c *Control) answer(r *backfill.Request, err error) (Snapshot, error) {
 		return Snapshot{}, surface(err)
 	}
 	return snapshot(r), nil
+}
+
+// recorded answers what a person asked for. When it is a conflict on a retry, the
+// very same may have been recorded by an attempt whose answer was lost: as says so.
+func (c *Control) recorded(ctx context.Context, requestID int64, r *backfill.Request, err error, point string, as func(*backfill.Request) bool) (Snapshot, error) {
+	if backfill.CodeOf(err) == backfill.Conflict && activity.GetInfo(ctx).Attempt > 1 {
+		if now, e := c.Store.Request(ctx, requestID); e == nil && as(now) {
+			return snapshot(now), nil
+		}
+	}
+	if err == nil {
+		err = c.faults.at(point)
+	}
+	return c.answer(r, err)
 }
 
 // Verdict is a decision about a request's staged rows.
@@ -58,13 +81,7 @@ func (c *Control) Decide(ctx context.Context, v Verdict) (Snapshot, error) {
 		decide = c.Store.Approve
 	}
 	r, err := decide(ctx, v.RequestID, v.Decision)
-	if backfill.CodeOf(err) == backfill.Conflict {
-		// This very decision may have been recorded by an attempt whose answer was lost.
-		if now, e := c.Store.Request(ctx, v.RequestID); e == nil && activity.GetInfo(ctx).Attempt > 1 && decidedBy(now, v) {
-			return snapshot(now), nil
-		}
-	}
-	return c.answer(r, err)
+	return c.recorded(ctx, v.RequestID, r, err, "decide: recorded", func(now *backfill.Request) bool { return decidedBy(now, v) })
 }
 
 func decidedBy(r *backfill.Request, v Verdict) bool {
@@ -77,12 +94,33 @@ func decidedBy(r *backfill.Request, v Verdict) bool {
 type Hold struct {
 	RequestID int64  `json:"request_id"`
 	By        string `json:"by"`
+	Note      string `json:"note,omitempty"`
 	Paused    bool   `json:"paused"`
 }
 
 // Pause holds a walk or a release at its next page or batch, or lets it go on.
 func (c *Control) Pause(ctx context.Context, h Hold) (Snapshot, error) {
-	return c.answer(c.Store.Pause(ctx, h.RequestID, h.By, h.Paused))
+	r, err := c.Store.Pause(ctx, h.RequestID, h.By, h.Note, h.Paused)
+	return c.recorded(ctx, h.RequestID, r, err, "pause: recorded", func(now *backfill.Request) bool { return now.Paused == h.Paused && now.State.Open() })
+}
+
+// Judgement asks for the effects of a request's staged rows to be judged again.
+type Judgement struct {
+	RequestID int64  `json:"request_id"`
+	Revision  int64  `json:"revision"` // as it was when somebody asked
+	By        string `json:"by"`
+}
+
+// Rejudge forgets the effects of a request's staged rows and gives the set a new revision.
+func (c *Control) Rejudge(ctx context.Context, j Judgement) (Snapshot, error) {
+	now, err := c.Store.Request(ctx, j.RequestID)
+	if err != nil || now.Revision > j.Revision {
+		return c.answer(now, err) // done already, by an attempt whose answer was lost, or by somebody else
+	}
+	if now, err = c.Store.Rejudge(ctx, j.RequestID, j.By); err == nil {
+		err = c.faults.at("judge: recorded")
+	}
+	return c.answer(now, err)
 }
 
 // Closing ends a request before its time.
@@ -95,7 +133,8 @@ type Closing struct {
 
 // Close cancels or fails a request. What was released stays released.
 func (c *Control) Close(ctx context.Context, v Closing) (Snapshot, error) {
-	return c.answer(c.Store.Close(ctx, v.RequestID, v.By, v.To, v.Reason))
+	r, err := c.Store.Close(ctx, v.RequestID, v.By, v.To, v.Reason)
+	return c.recorded(ctx, v.RequestID, r, err, "close: recorded", func(now *backfill.Request) bool { return now.State == v.To && now.Reason == v.Reason })
 }
 
 // Released is the progress of a release.
@@ -118,21 +157,33 @@ func (c *Control) Release(ctx context.Context, requestID int64) (Snapshot, error
 	})
 	defer stopBeat()
 	stopping := activity.GetWorkerStopChannel(ctx)
+	req, err := c.Store.Request(ctx, requestID)
+	if err != nil {
+		return Snapshot{}, surface(err)
+	}
+	keeper := gatekeeper{store: c.Store, req: req, size: pace.PageSize{Target: releaseTarget, Min: 1, Max: c.ReleaseRows, MaxBytes: math.MaxInt64}}
+	keeper.course.stands = func(context.Context) (standing, error) {
+		return standing{rows: keeper.req.ReleasedUpTo, left: keeper.req.Staged - keeper.req.ReleasedUpTo}, nil
+	}
 	for {
-		done, err := c.Store.ReleaseBatch(ctx, requestID, c.ReleaseRows)
+		done, err := c.releaseBatch(ctx, &keeper, stopping)
 		switch {
 		case errors.Is(err, control.ErrPaused), errors.Is(err, control.ErrFenced):
 			return c.Look(ctx, requestID)
 		case err != nil:
 			return Snapshot{}, permanent(fmt.Errorf("release request %d: %w", requestID, err))
 		case done:
+			if err := c.faults.at("release: finished"); err != nil {
+				return Snapshot{}, surface(err)
+			}
 			return c.Look(ctx, requestID)
 		}
-		if r, err := c.Store.Request(ctx, requestID); err == nil {
-			select {
-			case report <- Released{Rows: r.Released, Of: r.Staged}:
-			default:
-			}
+		if err := c.faults.at("release: batch committed"); err != nil {
+			return Snapshot{}, surface(err)
+		}
+		select {
+		case report <- Released{Rows: keeper.req.Released, Of: keeper.req.Staged}:
+		default:
 		}
 		select {
 		case <-stopping:
@@ -142,6 +193,28 @@ func (c *Control) Release(ctx context.Context, requestID int64) (Snapshot, error
 		default:
 		}
 	}
+}
+
+// releaseTarget is what a batch of a release should take, under the direction's
+// lock: a push waits for it.
+const releaseTarget = 250 * time.Millisecond
+
+// releaseBatch asks the gates and releases a batch if they are open.
+func (c *Control) releaseBatch(ctx context.Context, k *gatekeeper, stopping <-chan struct{}) (done bool, err error) {
+	if pass, err := k.pass(ctx, stopping); err != nil || !pass {
+		return false, err
+	}
+	began, before := time.Now(), k.req.ReleasedUpTo
+	if done, err = c.Store.ReleaseBatch(ctx, k.req.ID, k.rows()); err != nil || done {
+		return done, err
+	}
+	now, err := c.Store.Request(ctx, k.req.ID)
+	if err != nil {
+		return false, err
+	}
+	k.req = now
+	k.took(now.ReleasedUpTo-before, 0, time.Since(began))
+	return false, nil
 }
 
 // Sweep brings requests and workflows together, again and again for a while: it
@@ -166,6 +239,9 @@ func (c *Control) Sweep(ctx context.Context) error {
 	return nil
 }
 
+// newRequest is how old a request is whose workflow must have been listed.
+const newRequest = time.Minute
+
 func (c *Control) sweep(ctx context.Context) error {
 	sites, err := c.Store.Sites(ctx)
 	if err != nil {
@@ -176,7 +252,13 @@ func (c *Control) sweep(ctx context.Context) error {
 			if err := c.StartSync(ctx, site.Name, side.Name); err != nil {
 				return err
 			}
+			if err := c.faults.at("sweep: sync started"); err != nil {
+				return err
+			}
 		}
+	}
+	if err := c.reconcile(ctx); err != nil {
+		return err
 	}
 	running, err := c.Running(ctx)
 	if err != nil {
@@ -196,13 +278,53 @@ func (c *Control) sweep(ctx context.Context) error {
 		if err := c.StartBackfill(ctx, r); err != nil {
 			return err
 		}
+		// One that was just asked for had not been started yet, and what lists the running
+		// ones is a little behind.
+		if time.Since(r.RequestedAt) > newRequest {
+			c.Log.Warn("an open request had no workflow", zap.Int64("request", r.ID), zap.String("workflow", id))
+			if err := c.Store.Disagreed(ctx, r.Site, id, "the request was open and had no workflow: one was started"); err != nil {
+				return err
+			}
+		}
+		if err := c.faults.at("sweep: backfill started"); err != nil {
+			return err
+		}
 	}
+	again := map[string]bool{}
 	for _, id := range running {
 		if !slices.Contains(wanted, id) {
-			c.Log.Info("a workflow runs whose request is closed", zap.String("workflow", id))
 			if err := c.Refresh(ctx, id); err != nil {
 				return err
 			}
+			// One that has just ended may still be listed: what is met again was real.
+			if again[id] = true; c.ending[id] {
+				c.Log.Warn("a workflow runs whose request is closed", zap.String("workflow", id))
+				if err := c.Store.Disagreed(ctx, "", id, "the workflow ran and its request was closed: it was told to look"); err != nil {
+					return err
+				}
+			}
+			if err := c.faults.at("sweep: refreshed"); err != nil {
+				return err
+			}
+		}
+	}
+	c.ending = again
+	return nil
+}
+
+// reconcile starts the reconciliations that are due, and those that the workflow
+// engine has not heard of or has lost.
+func (c *Control) reconcile(ctx context.Context) error {
+	if err := c.Store.StartDue(ctx); err != nil {
+		return err
+	}
+	open, err := c.Store.Reconciliations(ctx, control.RunFilter{Open: true, Limit: 100_000})
+	if err != nil {
+		return err
+	}
+	for _, r := range open {
+		if err := c.StartReconcile(ctx, r); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -63,12 +64,12 @@ func TestGuarantee2_Convergence(t *testing.T) {
 
 // tally counts what the schedules came to.
 type tally struct {
-	statements, pushed, staged, released, superseded, skipped, crashes, fenced, requests atomic.Int64
+	statements, pushed, staged, lived, released, superseded, skipped, crashes, fenced, requests atomic.Int64
 }
 
 func (c *tally) String() string {
-	return fmt.Sprintf("%d statements, %d entries pushed, %d rows staged in %d requests, %d released, %d superseded, %d left out as identical, %d crashes, %d holders fenced out",
-		c.statements.Load(), c.pushed.Load(), c.staged.Load(), c.requests.Load(), c.released.Load(), c.superseded.Load(), c.skipped.Load(), c.crashes.Load(), c.fenced.Load())
+	return fmt.Sprintf("%d statements, %d entries pushed, %d rows staged in %d requests, %d released, %d superseded, %d left out as identical, %d keys compared with those that lived, %d crashes, %d holders fenced out",
+		c.statements.Load(), c.pushed.Load(), c.staged.Load(), c.requests.Load(), c.released.Load(), c.superseded.Load(), c.skipped.Load(), c.lived.Load(), c.crashes.Load(), c.fenced.Load())
 }
 
 // storm is one schedule.
@@ -85,6 +86,7 @@ type storm struct {
 	working atomic.Bool
 	mu      sync.Mutex
 	wrong   []string
+	workers map[string]string // numbers by the name in leases
 }
 
 var stormTables = []string{"public.t", "public.c", "public.s", "public.m"}
@@ -107,6 +109,22 @@ const (
 		CREATE FUNCTION app() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			IF pg_trigger_depth() = 1 AND new.val % 7 = 0 THEN UPDATE t SET val = val + 1 WHERE id IN (new.id, (SELECT id FROM t ORDER BY random() LIMIT 1)); END IF; RETURN NULL; END $$;
 		CREATE TRIGGER app AFTER UPDATE ON t FOR EACH ROW EXECUTE FUNCTION app();
+		-- from when to when each key lived, as far as it was committed
+		CREATE TABLE life (n bigint GENERATED ALWAYS AS IDENTITY, tx xid8 DEFAULT pg_current_xact_id(), tbl text, what "char", key text);
+		CREATE INDEX ON life (tbl, what, key, n);
+		CREATE FUNCTION live() RETURNS trigger LANGUAGE plpgsql AS $$
+			DECLARE was text; is_now text; BEGIN
+			IF tg_op = 'TRUNCATE' THEN INSERT INTO life (tbl, what) VALUES (tg_argv[0], 't'); RETURN NULL; END IF;
+			IF tg_op <> 'INSERT' THEN was = CASE WHEN tg_argv[0] = 'm' THEN to_jsonb(old)->>'region' || ',' ELSE '' END || old.id; END IF;
+			IF tg_op <> 'DELETE' THEN is_now = CASE WHEN tg_argv[0] = 'm' THEN to_jsonb(new)->>'region' || ',' ELSE '' END || new.id; END IF;
+			IF was IS DISTINCT FROM is_now THEN
+				INSERT INTO life (tbl, what, key) SELECT tg_argv[0], 'd', was WHERE was IS NOT NULL;
+				INSERT INTO life (tbl, what, key) SELECT tg_argv[0], 'b', is_now WHERE is_now IS NOT NULL;
+			END IF; RETURN NULL; END $$;
+		CREATE TRIGGER live AFTER INSERT OR UPDATE OR DELETE ON t FOR EACH ROW EXECUTE FUNCTION live('t'); CREATE TRIGGER gone AFTER TRUNCATE ON t EXECUTE FUNCTION live('t');
+		CREATE TRIGGER live AFTER INSERT OR UPDATE OR DELETE ON c FOR EACH ROW EXECUTE FUNCTION live('c'); CREATE TRIGGER gone AFTER TRUNCATE ON c EXECUTE FUNCTION live('c');
+		CREATE TRIGGER live AFTER INSERT OR UPDATE OR DELETE ON s FOR EACH ROW EXECUTE FUNCTION live('s'); CREATE TRIGGER gone AFTER TRUNCATE ON s EXECUTE FUNCTION live('s');
+		CREATE TRIGGER live AFTER INSERT OR UPDATE OR DELETE ON m FOR EACH ROW EXECUTE FUNCTION live('m'); CREATE TRIGGER gone AFTER TRUNCATE ON m EXECUTE FUNCTION live('m');
 		INSERT INTO t SELECT g, g * 10, 0, 'old' FROM generate_series(1, 40) g;
 		INSERT INTO c SELECT g, 1 + g % 40, g FROM generate_series(1, 40) g;
 		INSERT INTO s SELECT g, nullif(g / 2, 0), g FROM generate_series(1, 40) g;
@@ -117,14 +135,22 @@ const (
 		CREATE TABLE c (id numeric PRIMARY KEY, tid numeric %[1]s, val int, ver bigint);
 		CREATE TABLE s (id int PRIMARY KEY, par int %[2]s, val int, ver bigint);
 		CREATE TABLE m (region int, id int, val int, ver bigint, PRIMARY KEY (region, id));
-		CREATE INDEX ON c (tid); CREATE INDEX ON s (par)`
+		CREATE INDEX ON c (tid); CREATE INDEX ON s (par);
+		-- versions of a key that went backwards here
+		CREATE TABLE backwards (tbl text, was bigint, became bigint);
+		CREATE FUNCTION onwards() RETURNS trigger LANGUAGE plpgsql SET search_path = public AS $$ BEGIN
+			IF new.ver < old.ver THEN INSERT INTO backwards VALUES (tg_table_name, old.ver, new.ver); END IF; RETURN NULL; END $$;
+		CREATE TRIGGER onwards AFTER UPDATE ON t FOR EACH ROW EXECUTE FUNCTION onwards();
+		CREATE TRIGGER onwards AFTER UPDATE ON c FOR EACH ROW EXECUTE FUNCTION onwards();
+		CREATE TRIGGER onwards AFTER UPDATE ON s FOR EACH ROW EXECUTE FUNCTION onwards();
+		CREATE TRIGGER onwards AFTER UPDATE ON m FOR EACH ROW EXECUTE FUNCTION onwards()`
 )
 
 func converge(t *testing.T, seed int64, count *tally) {
 	rng := rand.New(rand.NewPCG(uint64(seed), 0))
 	fks := [][]any{{"", ""}, {"REFERENCES t", "REFERENCES s"}, {"REFERENCES t ON DELETE CASCADE ON UPDATE CASCADE", "REFERENCES s ON DELETE CASCADE ON UPDATE CASCADE"}}[rng.IntN(3)]
 	p := testkit.NewPairOf(t, stormSource, fmt.Sprintf(stormReceiver, fks...), stormTables...)
-	s := &storm{world: worldOf(p, Settings{LeaseTTL: 120 * time.Millisecond}), seed: uint64(seed), count: count,
+	s := &storm{world: worldOf(p, Settings{LeaseTTL: 120 * time.Millisecond}), seed: uint64(seed), count: count, workers: map[string]string{},
 		drops: rng.IntN(4) == 0, synced: rng.IntN(2) == 0, rewrite: rng.IntN(4) == 0}
 	s.begin()
 
@@ -194,7 +220,12 @@ func (s *storm) begin() {
 		CREATE TRIGGER forward BEFORE UPDATE ON backfill_maple_central.applied FOR EACH ROW EXECUTE FUNCTION forward()`)
 	testkit.Exec(s, s.C, `
 		CREATE FUNCTION forward() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF new.applied_seq < old.applied_seq THEN RAISE 'the acknowledgement went back'; END IF; RETURN new; END $$;
-		CREATE TRIGGER forward BEFORE UPDATE ON backfill_control.direction FOR EACH ROW EXECUTE FUNCTION forward()`)
+		CREATE TRIGGER forward BEFORE UPDATE ON backfill_control.direction FOR EACH ROW EXECUTE FUNCTION forward();
+		-- who has written each page, and who held the lease then
+		CREATE TABLE pages (request bigint, epoch bigint, holder text, writer text);
+		CREATE FUNCTION page() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			INSERT INTO public.pages VALUES (new.id, new.epoch, new.holder, current_setting('storm.worker', true)); RETURN NULL; END $$;
+		CREATE TRIGGER page AFTER UPDATE ON backfill_control.request FOR EACH ROW WHEN (new.staged <> old.staged) EXECUTE FUNCTION page()`)
 	for _, table := range stormTables {
 		s.Request(table)
 	}
@@ -368,12 +399,23 @@ type worker struct {
 
 func (s *storm) worker(n int, name string) *worker {
 	k := &worker{storm: s, n: n, rng: rand.New(rand.NewPCG(s.seed, uint64(n)))}
-	for _, dsn := range []string{s.ControlDSN, map[string]string{testkit.Source: s.SourceDSN, testkit.Receiver: s.ReceiverDSN}[name]} {
+	for _, dsn := range []string{under(s, s.ControlDSN, fmt.Sprintf("storm.worker=%d", n)), map[string]string{testkit.Source: s.SourceDSN, testkit.Receiver: s.ReceiverDSN}[name]} {
 		k.proxies = append(k.proxies, testkit.NewProxy(s, dsn))
 	}
 	k.agent = s.agentAt(name, k.proxies[0].DSN, k.proxies[1].DSN)
 	k.agent.faults = k.fault
+	s.workers[k.agent.ID] = strconv.Itoa(n)
 	return k
+}
+
+// under is a connection string whose sessions begin under settings.
+func under(t testing.TB, dsn string, settings ...string) string {
+	u, err := url.Parse(dsn)
+	require.NoError(t, err)
+	q := u.Query()
+	q.Set("options", "-c "+strings.Join(settings, " -c "))
+	u.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20")
+	return u.String()
 }
 
 // fault is a crash, or a delay, between two steps.
@@ -518,7 +560,7 @@ func (k *worker) release(ctx context.Context) error {
 		if done, err := k.agent.store.ReleaseBatch(ctx, r.ID, 1+k.rng.IntN(16)); err != nil || done {
 			return err
 		}
-		if err := k.fault(""); err != nil {
+		if err := k.fault("release: batch committed"); err != nil {
 			return err
 		}
 	}
@@ -565,6 +607,13 @@ func (k *worker) decide(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if time.Since(*r.WalkedAt) < time.Duration(k.rng.IntN(700))*time.Millisecond {
+			return nil // it is still being read
+		}
+		if k.rng.IntN(8) == 0 {
+			_, err = store.Rejudge(ctx, r.ID, "storm")
+			return err
+		}
 		d := control.Decision{By: "storm", Revision: r.Revision, SkipIdentical: k.rng.IntN(2) == 0, Note: "storm"}
 		if k.rng.IntN(5) == 0 {
 			_, err = store.Reject(ctx, r.ID, d)
@@ -581,7 +630,7 @@ func (k *worker) decide(ctx context.Context) error {
 	case x < 85:
 		r, err := k.pick(ctx, backfill.InProgress, backfill.Releasing)
 		if err == nil {
-			_, err = store.Pause(ctx, r.ID, "storm", !r.Paused)
+			_, err = store.Pause(ctx, r.ID, "storm", "", !r.Paused)
 		}
 		return err
 	case x < 90 && k.drops:
@@ -624,7 +673,7 @@ func (s *storm) settle() {
 			continue
 		}
 		if r.Paused {
-			_, err := s.Store.Pause(ctx, r.ID, "storm", false)
+			_, err := s.Store.Pause(ctx, r.ID, "storm", "", false)
 			require.NoError(s, err)
 		}
 		s.complete(r.ID)
@@ -693,8 +742,13 @@ func (s *storm) check() {
 		"requests whose staged rows are not numbered without gap, or hold a key twice": `
 			SELECT count(*) FROM backfill_control.request r, LATERAL (SELECT count(*) AS n, count(DISTINCT key) AS keys, coalesce(min(n), 1) AS low, coalesce(max(n), 0) AS high
 			  FROM backfill_control.staged s WHERE s.request_id = r.id) x WHERE x.n <> r.staged OR x.keys <> x.n OR x.low <> 1 OR x.high <> x.n`,
-		"entries of requests that nobody approved": `
-			SELECT count(*) FROM backfill_control.entry e JOIN backfill_control.request r ON r.id = e.request_id WHERE r.reviewed_at IS NULL OR r.state = 'REJECTED'`,
+		"entries of requests that nobody approved, or from before that": `
+			SELECT count(*) FROM backfill_control.entry e JOIN backfill_control.request r ON r.id = e.request_id
+			 WHERE r.reviewed_at IS NULL OR r.state = 'REJECTED' OR e.created_at < r.reviewed_at`,
+		"requests beside an open one of the same rows": `
+			SELECT count(*) FROM backfill_control.request a JOIN backfill_control.request b
+			    ON b.direction = a.direction AND b.table_id = a.table_id AND b.key IS NOT DISTINCT FROM a.key AND b.id > a.id
+			 WHERE a.closed_at IS NULL OR b.requested_at < a.closed_at - interval '1 s'`,
 		"entries behind one of their key that was read later": `
 			SELECT count(*) FROM (SELECT snap, lag(snap) OVER (PARTITION BY table_id, key ORDER BY seq) AS before FROM backfill_control.entry WHERE op <> 't') e WHERE backfill_control.later(before, snap)`,
 		"rows released behind a newer version": `
@@ -714,6 +768,11 @@ func (s *storm) check() {
 			s.complain("%d %s", n, what)
 		}
 	}
+	if n := testkit.Value[int](s, s.R, `SELECT count(*) FROM backwards`); n > 0 {
+		s.complain("%d rows of the receiver went back to an older version", n)
+	}
+	s.checkWriters()
+	s.checkLives()
 	add := func(to *atomic.Int64, sql string) { to.Add(testkit.Value[int64](s, s.C, sql)) }
 	add(&s.count.released, `SELECT coalesce(sum(released), 0) FROM backfill_control.request`)
 	add(&s.count.superseded, `SELECT coalesce(sum(superseded), 0) FROM backfill_control.request`)
@@ -721,6 +780,51 @@ func (s *storm) check() {
 	add(&s.count.staged, `SELECT coalesce(sum(staged), 0) FROM backfill_control.request`)
 	add(&s.count.requests, `SELECT count(*) FROM backfill_control.request`)
 	add(&s.count.pushed, `SELECT count(*) FROM backfill_control.entry WHERE request_id IS NULL`)
+}
+
+// checkWriters looks whether each page was written by whoever held the lease.
+func (s *storm) checkWriters() {
+	for _, p := range testkit.Strings(s, s.C, `SELECT DISTINCT format('%s/%s', holder, coalesce(writer, '')) FROM pages`) {
+		holder, writer, _ := strings.Cut(p, "/")
+		if s.workers[holder] != writer { // nobody's are those of the end
+			s.complain("a page was written by worker %q while %s held the lease", writer, holder)
+		}
+	}
+}
+
+// checkLives looks whether every key that lived from a walk's start to the read of
+// its page was staged.
+func (s *storm) checkLives() {
+	typed := map[string]string{"t": "(%s)::numeric", "c": "(%s)::numeric", "s": "(%s)::int", "m": "string_to_array(%s, ',')::int[]"}
+	rows, err := s.C.Query(s.Context(), `
+		SELECT r.id, split_part(t.name, '.', 2), r.floor::text, array_to_string(r.resume_key, ','), x.keys,
+		       (SELECT snap::text FROM backfill_control.staged s WHERE s.request_id = r.id
+		         ORDER BY pg_snapshot_xmax(snap) DESC, (SELECT count(*) FROM pg_snapshot_xip(snap)) LIMIT 1)
+		  FROM backfill_control.request r JOIN backfill_control.table_config t ON t.id = r.table_id,
+		       LATERAL (SELECT array_agg(array_to_string(key, ',')) AS keys FROM backfill_control.staged s WHERE s.request_id = r.id) x
+		 WHERE r.key IS NULL AND r.staged > 0`)
+	require.NoError(s, err)
+	type walked struct {
+		ID                   int64
+		Table, Floor, Resume string
+		Keys                 []string
+		End                  string
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[walked])
+	require.NoError(s, err)
+	for _, w := range all {
+		key := func(x string) string { return fmt.Sprintf(typed[w.Table], x) }
+		for _, k := range testkit.Strings(s, s.S, `
+			SELECT b.key FROM life b LEFT JOIN LATERAL (
+			    SELECT tx FROM ((SELECT n, tx FROM life d WHERE d.tbl = b.tbl AND d.what = 'd' AND d.key = b.key AND d.n > b.n ORDER BY n LIMIT 1)
+			         UNION ALL (SELECT n, tx FROM life d WHERE d.tbl = b.tbl AND d.what = 't' AND d.n > b.n ORDER BY n LIMIT 1)) x ORDER BY n LIMIT 1) died ON true
+			 WHERE b.tbl = $1 AND b.what = 'b' AND pg_visible_in_snapshot(b.tx, $2::text::pg_snapshot)
+			   AND (died.tx IS NULL OR NOT pg_visible_in_snapshot(died.tx, $3::text::pg_snapshot))
+			   AND `+key("b.key")+` <= `+key("$4::text")+` AND b.key <> ALL ($5::text[])`, w.Table, w.Floor, w.End, w.Resume, w.Keys) {
+			s.complain("request %d has skipped key %s of %s", w.ID, k, w.Table)
+		}
+		s.count.lived.Add(int64(len(w.Keys)))
+	}
 }
 
 func rowsByKey(t testing.TB, conn *pgx.Conn, table string) map[string]string {

@@ -16,7 +16,14 @@ func (a *Agent) Count(ctx context.Context) error {
 	rung, done := a.bell("site 0")
 	defer done()
 	known := 0
-	return a.turns(ctx, rung, min(a.CountEvery, time.Second), func() (bool, error) {
+	// Events tell of new tables; without them it looks often.
+	pause := func() time.Duration {
+		if !a.listening.Load() {
+			return min(a.CountEvery, time.Second)
+		}
+		return min(max(time.Until(next), 100*time.Millisecond), a.CountEvery)
+	}
+	return a.turns(ctx, rung, pause, func() (bool, error) {
 		tables, err := a.store.Tables(ctx, a.db.Site)
 		if err != nil {
 			return false, err
@@ -47,7 +54,7 @@ func (a *Agent) CountNow(ctx context.Context) error {
 			reports = append(reports, control.SideReport{TableID: t.ID, Problem: message(err), Unseen: true})
 			continue
 		}
-		r := control.SideReport{TableID: t.ID, Rows: c.Rows, Estimated: c.Estimated, CountedAt: c.At, Shape: c.Table.Shape, Problem: c.Table.Problem}
+		r := control.SideReport{TableID: t.ID, Rows: c.Rows, Estimated: c.Estimated, CountedAt: c.At, Shape: c.Table.Shape, Problem: c.Table.Unfit(t, a.db.Side, tables)}
 		if r.Problem == "" {
 			r.Key = c.Table.Layout.Key
 			r.KeyTypes = side.KeyTypes(c.Table.Layout)
@@ -55,11 +62,17 @@ func (a *Agent) CountNow(ctx context.Context) error {
 			if c.Capture != "" {
 				r.Problem = c.Capture
 			}
-			if r.LayoutID, err = a.layoutID(ctx, c.Table.Layout); err != nil {
+			if r.LayoutID, err = a.store.PutLayout(ctx, c.Table.Layout); err != nil {
 				return err
 			}
 		}
 		reports = append(reports, r)
 	}
-	return a.store.ReportSide(ctx, a.db.Site, a.db.Side, reports)
+	if err := a.faults.at("count: counted"); err != nil {
+		return err
+	}
+	if err := a.store.ReportSide(ctx, a.db.Site, a.db.Side, reports); err != nil {
+		return err
+	}
+	return a.faults.at("count: reported")
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 	"backfill/internal/testkit"
 )
 
@@ -25,7 +26,7 @@ func TestANewEpoch(t *testing.T) {
 
 	require.NoError(t, w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "the source was restored"))
 	require.Equal(t, backfill.Failed, w.Now(id).State)
-	log, err := w.Store.Audit(t.Context(), testkit.Site, 0, 1)
+	log, err := w.Store.Audit(t.Context(), control.AuditFilter{Site: testkit.Site, Limit: 1})
 	require.NoError(t, err)
 	require.Equal(t, "site.new_epoch", log[0].Action)
 

@@ -2,10 +2,12 @@ package activities
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 	"backfill/internal/testkit"
 )
 
@@ -88,6 +90,97 @@ func TestGapsEndRequestsTheyMakeDoubtful(t *testing.T) {
 	}
 }
 
+// A gap in what was sent makes a backfill possible although the counts agree, until
+// one that began after the repair has finished.
+func TestAGapOffersABackfillUntilItIsFilled(t *testing.T) {
+	disable := `ALTER TABLE orders DISABLE TRIGGER ALL; UPDATE orders SET note = 'unseen' WHERE id = 3`
+	for name, c := range map[string]struct {
+		sql    string
+		broken string // what the condition of capture says until setup repairs it, "" when it needs no repair
+		seen   bool   // by a push or count before the repair
+	}{
+		"trigger disabled":                   {disable, "is or was disabled", true},
+		"and repaired before anybody looked": {disable, "", false},
+		"trigger dropped":                    {`DROP TRIGGER backfill_maple_school_update ON orders; UPDATE orders SET note = 'unseen' WHERE id = 3`, "is missing on", true},
+		"fires in replicas only":             {`ALTER TABLE orders ENABLE REPLICA TRIGGER backfill_maple_school_update; UPDATE orders SET note = 'unseen' WHERE id = 3`, "disabled", true},
+		"column rewritten":                   {`ALTER TABLE orders ALTER total TYPE int USING total + 1`, "", true},
+		"changes dropped":                    {``, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, orders, "public.orders")
+			w.onSource(`INSERT INTO orders SELECT g FROM generate_series(1, 9) g`)
+			w.drain()
+			w.count()
+			require.False(t, w.panel().CanRequest(), "the sides agree")
+			if name == "changes dropped" {
+				w.Configure("public.orders", control.TableChange{Update: ptr(false)})
+				w.onSource(`UPDATE orders SET note = 'unseen' WHERE id = 3`)
+				w.drain()
+				w.Configure("public.orders", control.TableChange{Update: ptr(true)})
+			}
+			w.onSource(c.sql)
+			if c.seen {
+				w.count()
+			}
+			if c.broken != "" {
+				p := w.panel()
+				require.False(t, p.CanRequest())
+				unmet := backfill.Unmet(p.Conditions(false))
+				require.Len(t, unmet, 1)
+				require.Equal(t, "capture", unmet[0].Name)
+				require.Regexp(t, `^on school since \d{4}-\d\d-\d\d .*`+c.broken+`.*: run backfill setup --site maple --side school$`, unmet[0].Message)
+				// What began before the repair does not fill the gap.
+				id := w.Request("public.orders").ID
+				k := w.claim(w.from, id)
+				require.NoError(t, k.freeze(t.Context()))
+				w.Setup()
+				require.Error(t, toTheEnd(t.Context(), k))
+				require.Equal(t, backfill.Failed, w.Now(id).State)
+				require.Contains(t, w.Now(id).Reason, "until setup repaired it")
+			}
+			if c.broken == "" && !c.seen {
+				w.Setup()
+			}
+			w.drain()
+			w.count()
+			p := w.panel()
+			require.True(t, p.CanRequest(), "%v", backfill.Unmet(p.Conditions(false)))
+			require.NotEmpty(t, p.Source.Gap)
+			require.WithinDuration(t, *p.Source.CountedAt, *p.Source.GapSince, time.Minute)
+
+			// A row backfill, and one that is rejected, leave it open.
+			row := w.Request("public.orders", "1").ID
+			w.walk(row)
+			w.Approve(row)
+			w.release(row, 10)
+			id := w.Request("public.orders").ID
+			w.walk(id)
+			w.Reject(id)
+			require.True(t, w.panel().CanRequest())
+
+			id = w.Request("public.orders").ID
+			w.walk(id)
+			w.Approve(id)
+			w.release(id, 10)
+			require.False(t, w.panel().CanRequest())
+			require.Empty(t, w.panel().Source.Gap)
+			w.drain()
+			w.count()
+			w.Equal("orders")
+			require.False(t, w.panel().CanRequest())
+		})
+	}
+}
+
+// Sessions in replica role are captured too.
+func TestReplicaRoleHidesNothing(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`SET session_replication_role = replica; INSERT INTO orders VALUES (1, 'a'), (2, 'b'); UPDATE orders SET note = 'c' WHERE id = 1; DELETE FROM orders WHERE id = 2; RESET session_replication_role`)
+	w.drain()
+	require.Len(t, w.receiver(), 1)
+	w.Equal("orders")
+}
+
 // A table that is altered under a walk ends it, before the rows read under another
 // shape are staged, or before they can be approved.
 func TestAWalkOverATableThatIsAlteredFails(t *testing.T) {
@@ -152,4 +245,19 @@ func TestAWalkGoesOnThroughMaintenance(t *testing.T) {
 	require.Equal(t, int64(10), r.Superseded)
 	w.drain()
 	w.Equal("orders")
+}
+
+// Truncating the root truncates its partitions too, which is no gap, wherever a push
+// ends.
+func TestATruncateOfTheRootIsNoGapHoweverLittleIsPushed(t *testing.T) {
+	w := newWorld(t, measures, "public.measures")
+	w.onSource(`INSERT INTO measures SELECT r, g, g FROM generate_series(1, 4) r, generate_series(1, 2) g`)
+	w.drain()
+	id := w.Request("public.measures").ID
+	w.walk(id)
+	w.from.BatchRows = 1
+	w.onSource(`TRUNCATE measures; INSERT INTO measures VALUES (1, 1, 1); TRUNCATE measures; INSERT INTO measures VALUES (4, 1, 1)`)
+	w.drain()
+	require.Equal(t, backfill.AwaitingReview, w.Now(id).State)
+	w.Equal("measures")
 }

@@ -16,8 +16,20 @@ import (
 
 // Push sends this side's captured changes to the queue, turn after turn.
 func (a *Agent) Push(ctx context.Context) error {
-	return a.turns(ctx, nil, a.Cycle, func() (bool, error) {
+	// Nothing notifies the agent from within the application's transactions, so it
+	// looks; one small query while there is nothing.
+	return a.turns(ctx, nil, func() time.Duration { return a.Cycle }, func() (bool, error) {
+		if !a.db.Captured(ctx) {
+			return false, nil
+		}
 		pushed, err := a.push(ctx)
+		a.trouble("changes cannot be pushed", err)
+		if pushed.rows > 0 {
+			select {
+			case a.pushedSome <- struct{}{}:
+			default:
+			}
+		}
 		return pushed.rows > 0, err
 	})
 }
@@ -82,6 +94,9 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		if err := a.db.Forget(ctx, unknown, pending.Last); err != nil {
 			return out, err
 		}
+		if err := a.faults.at("push: forgotten"); err != nil {
+			return out, err
+		}
 	}
 	if len(tables) == 0 {
 		return out, nil
@@ -91,8 +106,8 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	}
 	var seqs []int64
 	var unreadable, behind bool
-	err = a.db.ReadOutbox(ctx, tables, a.BatchRows, func(o *side.Outbox) error {
-		if behind, err = p.Continues(o.Batch, o.Nonce); err != nil {
+	reads, err := a.db.ReadOutbox(ctx, tables, a.BatchRows, func(o *side.Outbox) error {
+		if behind, err = p.Continues(o.Epoch, o.Batch, o.Nonce); err != nil {
 			return err
 		}
 		for name, why := range o.Unread {
@@ -146,12 +161,15 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		if err := a.db.DeletePushed(ctx, nil, batch, nonce); err != nil {
 			return out, err
 		}
+		if err := a.faults.at("push: caught up"); err != nil {
+			return out, err
+		}
 	}
 	if err := a.faults.at("push: durable"); err != nil {
 		return out, err
 	}
 	nonce := rand.Text()
-	batch, err := p.Commit(ctx, nonce)
+	batch, err := p.Commit(ctx, nonce, reads)
 	if err != nil {
 		return out, err
 	}
@@ -159,7 +177,10 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	if err := a.faults.at("push: committed"); err != nil {
 		return out, err
 	}
-	return out, a.db.DeletePushed(ctx, seqs, batch, nonce)
+	if err := a.db.DeletePushed(ctx, seqs, batch, nonce); err != nil {
+		return out, err
+	}
+	return out, a.faults.at("push: deleted")
 }
 
 // rulesOf says what of a table's changes is sent.
@@ -169,7 +190,7 @@ func rulesOf(t backfill.Table) side.Rules {
 
 func (a *Agent) pushTable(ctx context.Context, p *control.Push, o *side.Outbox, t side.OutboxTable, tableID int32, rules side.Rules) error {
 	if t.Gap {
-		if err := p.Gap(ctx, tableID, "a partition was truncated, or a key column renamed or dropped: which rows that touched was not recorded; request another backfill and reconcile"); err != nil {
+		if err := p.Gap(ctx, tableID, t.GapXID, "a partition was truncated, the key changed, or capture was broken until setup repaired it: which rows that touched was not recorded; request another backfill and reconcile"); err != nil {
 			return err
 		}
 	}
@@ -184,8 +205,11 @@ func (a *Agent) pushTable(ctx context.Context, p *control.Push, o *side.Outbox, 
 	if !t.Keys {
 		return nil
 	}
-	layoutID, err := a.layoutID(ctx, t.Layout)
+	layoutID, err := a.store.PutLayout(ctx, t.Layout)
 	if err != nil {
+		return err
+	}
+	if err := a.faults.at("push: layout recorded"); err != nil {
 		return err
 	}
 	return copypipe.Run(

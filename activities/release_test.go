@@ -142,18 +142,16 @@ func TestGuarantee4_WhatOvertakesAStagedRow(t *testing.T) {
 			w.Configure("public.orders", on)
 		}, superseded: 5, unsent: 5},
 		"another request, released": {then: func(w *world) {
-			w.onSource(`ALTER TABLE orders DISABLE TRIGGER ALL`)
-			w.onSource(`UPDATE orders SET note = 'unseen' WHERE id = 1`)
-			w.Setup()
+			// Hidden from capture, and no gap in it: as if the agent had applied it.
+			w.onSource(`BEGIN; SET LOCAL backfill.applying = 'maple'; UPDATE orders SET note = 'unseen' WHERE id = 1; COMMIT`)
 			id := w.Request("public.orders", "1").ID
 			w.walk(id)
 			w.Approve(id)
 			w.release(id, 10)
 		}, superseded: 1},
 		"another request, released and sent": {then: func(w *world) {
-			w.onSource(`ALTER TABLE orders DISABLE TRIGGER ALL`)
-			w.onSource(`UPDATE orders SET note = 'unseen' WHERE id = 1`)
-			w.Setup()
+			// Hidden from capture, and no gap in it: as if the agent had applied it.
+			w.onSource(`BEGIN; SET LOCAL backfill.applying = 'maple'; UPDATE orders SET note = 'unseen' WHERE id = 1; COMMIT`)
 			id := w.Request("public.orders", "1").ID
 			w.walk(id)
 			w.Approve(id)
@@ -293,11 +291,11 @@ func TestReleaseStopsWhenPausedOrCancelled(t *testing.T) {
 	w.Approve(id)
 	_, err := w.Store.ReleaseBatch(t.Context(), id, 8)
 	require.NoError(t, err)
-	_, err = w.Store.Pause(t.Context(), id, "someone", true)
+	_, err = w.Store.Pause(t.Context(), id, "someone", "", true)
 	require.NoError(t, err)
 	_, err = w.Store.ReleaseBatch(t.Context(), id, 8)
 	require.ErrorIs(t, err, control.ErrPaused)
-	_, err = w.Store.Pause(t.Context(), id, "someone", false)
+	_, err = w.Store.Pause(t.Context(), id, "someone", "", false)
 	require.NoError(t, err)
 	_, err = w.Store.ReleaseBatch(t.Context(), id, 8)
 	require.NoError(t, err)
@@ -450,7 +448,7 @@ func TestGuarantee12_TheFirstDecisionWinsAndHasANameAndATime(t *testing.T) {
 		return true
 	})
 	require.Equal(t, 1, n)
-	log, err := w.Store.Audit(t.Context(), testkit.Site, 0, 100)
+	log, err := w.Store.Audit(t.Context(), control.AuditFilter{Site: testkit.Site, Limit: 100})
 	require.NoError(t, err)
 	decisions := 0
 	for _, e := range log {

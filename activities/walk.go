@@ -65,6 +65,9 @@ type WalkResult struct {
 // over, the turn is, or a person pauses or closes the request. Before each chunk
 // it pushes the changes captured on this side, so that they are never held up.
 func (a *Agent) Walk(ctx context.Context, requestID int64) (WalkResult, error) {
+	if err := a.admit(ctx, requestID); err != nil {
+		return WalkResult{}, err
+	}
 	lease, req, err := a.store.Claim(ctx, requestID, a.ID, a.LeaseTTL)
 	var held *control.LeaseHeld
 	switch {
@@ -75,21 +78,56 @@ func (a *Agent) Walk(ctx context.Context, requestID int64) (WalkResult, error) {
 	case err != nil:
 		return WalkResult{}, surface(err)
 	}
+	if err := a.faults.at("walk: claimed"); err != nil {
+		return WalkResult{}, surface(err)
+	}
 	w := a.walkUnder(lease, req)
 	stopBeat := beat(ctx, w.details)
 	defer stopBeat()
 	stopRenew := w.renew(ctx)
 	err = w.run(ctx)
 	stopRenew()
+	if err := a.faults.at("walk: ended"); err != nil {
+		return WalkResult{}, surface(err)
+	}
+	if err := a.store.Vacate(context.WithoutCancel(ctx), requestID); err != nil {
+		activity.GetLogger(ctx).Warn("place not given back", "request", requestID, "error", err)
+	}
 	// Whoever comes next, perhaps this very process, need not wait for the lease to run out.
 	if err := a.store.Hand(context.WithoutCancel(ctx), lease); err != nil {
 		activity.GetLogger(ctx).Warn("lease not handed back", "request", requestID, "error", err)
 	}
+	if err := a.faults.at("walk: handed back"); err != nil {
+		return WalkResult{}, surface(err)
+	}
 	switch {
 	case err == nil, errors.Is(err, control.ErrFenced), errors.Is(err, control.ErrPaused):
 		return a.stands(ctx, requestID, w.details().(Walked))
+	case backfill.CodeOf(err) == backfill.Refused:
+		// What is to be mended is said where people look; the walk is tried again.
+		if err := a.store.Waiting(ctx, requestID, message(err)); err != nil {
+			return WalkResult{}, surface(err)
+		}
 	}
 	return WalkResult{}, permanent(err)
+}
+
+// admit waits for a place among the walks that may go on at once. The attempt ends
+// and is made again: a worker's slots are for work.
+func (a *Agent) admit(ctx context.Context, requestID int64) error {
+	req, err := a.store.Request(ctx, requestID)
+	if err != nil {
+		return surface(err)
+	}
+	if req.Key != nil || req.Paused || req.State != backfill.Pending && req.State != backfill.InProgress {
+		return nil
+	}
+	err = a.store.Admit(ctx, requestID, a.Walks)
+	var later *control.NotYet
+	if errors.As(err, &later) {
+		return temporal.NewApplicationErrorWithOptions(later.Error(), "not_yet", temporal.ApplicationErrorOptions{NextRetryDelay: later.AskAgain()})
+	}
+	return surface(err)
 }
 
 func (a *Agent) stands(ctx context.Context, requestID int64, w Walked) (WalkResult, error) {
@@ -106,18 +144,23 @@ type walk struct {
 	lease  *control.Lease
 	req    *backfill.Request
 	layout *row.Layout
-	size   pace.PageSize
+	keeper gatekeeper
 	began  time.Time
 	rows   int64 // staged by this activity
+	at     int64 // of mode differences: the last differing key walked, -1 when that is to be found out
+	more   bool  // and whether there were any after it
 
 	mu       sync.Mutex
 	progress Walked
 }
 
 func (a *Agent) walkUnder(lease *control.Lease, req *backfill.Request) *walk {
-	return &walk{Agent: a, lease: lease, req: req, began: time.Now(),
-		size:     pace.PageSize{Target: a.PageTarget, Min: 1, Max: a.PageRows, MaxBytes: a.PageBytes},
+	w := &walk{Agent: a, lease: lease, req: req, began: time.Now(), at: -1,
+		keeper: gatekeeper{store: a.store, req: req, lease: lease,
+			size: pace.PageSize{Target: a.PageTarget, Min: 1, Max: a.PageRows, MaxBytes: a.PageBytes}},
 		progress: Walked{ResumeKey: req.ResumeKey, Rows: req.Staged}}
+	w.keeper.course.stands = w.standsAt
+	return w
 }
 
 func (w *walk) details() any {
@@ -148,8 +191,14 @@ func (w *walk) run(ctx context.Context) error {
 		return err
 	}
 	stopping := activity.GetWorkerStopChannel(ctx)
+	if err := w.prove(ctx, stopping); err != nil {
+		return err
+	}
 	for end := w.began.Add(w.Turn); time.Now().Before(end); {
 		if _, err := w.push(ctx); err != nil {
+			return err
+		}
+		if err := w.faults.at("walk: pushed"); err != nil {
 			return err
 		}
 		done, err := w.chunk(ctx, stopping)
@@ -158,6 +207,11 @@ func (w *walk) run(ctx context.Context) error {
 		}
 		if done {
 			return w.settle(ctx)
+		}
+		if time.Since(w.began) > w.Share {
+			if wanted, err := w.store.Wanted(ctx, w.req.ID, w.Walks); err != nil || wanted {
+				return err
+			}
 		}
 		select {
 		case <-stopping:
@@ -181,7 +235,7 @@ func (w *walk) freeze(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		w.req = req
+		w.req, w.keeper.req = req, req
 	}
 	layout, err := w.store.Layout(ctx, w.req.LayoutID)
 	w.layout = layout
@@ -214,11 +268,20 @@ func (w *walk) freezeNow(ctx context.Context) error {
 		if panel.Source.Rows != nil {
 			f.Expected = *panel.Source.Rows
 		}
+		if w.req.Mode == backfill.ModeDifferences && panel.Proof != nil {
+			f.Expected = panel.Proof.Unequal
+		}
 	}
-	if f.LayoutID, err = w.layoutID(ctx, t.Layout); err != nil {
+	if f.LayoutID, err = w.store.PutLayout(ctx, t.Layout); err != nil {
 		return err
 	}
-	return w.store.Freeze(ctx, w.lease, f)
+	if err := w.faults.at("walk: bounds read"); err != nil {
+		return err
+	}
+	if err := w.store.Freeze(ctx, w.lease, f); err != nil {
+		return err
+	}
+	return w.faults.at("walk: frozen")
 }
 
 // chunk walks pages up to the chunk's bounds and reports whether the walk has
@@ -232,12 +295,19 @@ func (w *walk) chunk(ctx context.Context, stopping <-chan struct{}) (done bool, 
 	}
 	rows := int64(0)
 	for end := time.Now().Add(w.ChunkTime); rows < w.ChunkRows && time.Now().Before(end); {
+		if pass, err := w.keeper.pass(ctx, stopping); err != nil || !pass {
+			return false, err
+		}
 		n, err := w.page(ctx)
 		if err != nil {
 			return false, err
 		}
 		rows += n
-		if n == 0 || w.req.Key != nil || slices.Equal(w.req.ResumeKey, w.req.UpperKey) {
+		end := n == 0 || w.req.Key != nil || slices.Equal(w.req.ResumeKey, w.req.UpperKey)
+		if w.req.Mode == backfill.ModeDifferences {
+			end = !w.more // keys are not in order, and the rows of some may be gone
+		}
+		if end {
 			return true, nil
 		}
 		select {
@@ -254,27 +324,40 @@ func (w *walk) chunk(ctx context.Context, stopping <-chan struct{}) (done bool, 
 // key committed together.
 func (w *walk) page(ctx context.Context) (int64, error) {
 	page := side.Page{RequestID: w.req.ID, Table: w.req.Table, Layout: w.layout, Shape: w.req.Shape, After: w.req.ResumeKey, UpTo: w.req.UpperKey,
-		Numbered: w.req.Staged, Limit: w.size.Rows(), OneRow: w.req.Key != nil}
+		Numbered: w.req.Staged, Limit: w.keeper.rows(), Bytes: w.PageBytes, OneRow: w.req.Key != nil}
+	at := w.at
+	if w.req.Mode == backfill.ModeDifferences {
+		keys, last, err := w.store.DifferingKeys(ctx, w.req.ID, w.at, page.Limit)
+		if w.more = len(keys) > 0; err != nil || !w.more {
+			return 0, err
+		}
+		// Not cut by bytes: the next page begins after the last key, whether it was read or not.
+		page.Keys, page.Limit, page.Bytes, at = keys, len(keys), 0, last
+	}
 	began := time.Now()
 	read := counter{}
-	n, resume, err := w.store.StagePage(ctx, w.lease, func(load func(io.Reader) error) error {
-		if err := copypipe.Run(func(to io.Writer) error {
+	n, resume, err := w.store.StagePage(ctx, w.lease, func(load func(io.Reader) error) (reads int64, err error) {
+		if err := copypipe.Run(func(to io.Writer) (err error) {
 			read.to = to
-			return w.db.CopyPage(ctx, page, &read)
-		}, load); err != nil {
+			reads, err = w.db.CopyPage(ctx, page, &read)
 			return err
+		}, load); err != nil {
+			return 0, err
 		}
-		return w.faults.at("page: read")
+		return reads, w.faults.at("page: read")
 	})
 	if err != nil {
 		return 0, fmt.Errorf("walk %s after (%s): %w", w.req.Table, w.req.ResumeKey, err)
 	}
-	w.size.Took(int(n), read.bytes, time.Since(began))
-	w.req.ResumeKey, w.req.Staged = resume, w.req.Staged+n
+	if err := w.faults.at("page: committed"); err != nil {
+		return 0, err
+	}
+	w.keeper.took(n, read.bytes, time.Since(began))
+	w.req.ResumeKey, w.req.Staged, w.at = resume, w.req.Staged+n, at
 	w.rows += n
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.progress = Walked{ResumeKey: resume, Rows: w.req.Staged, PageRows: w.size.Rows(),
+	w.progress = Walked{ResumeKey: resume, Rows: w.req.Staged, PageRows: w.keeper.rows(),
 		PerSecond: int64(float64(w.rows) / time.Since(w.began).Seconds())}
 	return n, nil
 }
@@ -289,10 +372,20 @@ func (w *walk) settle(ctx context.Context) error {
 			return err
 		}
 		if p.complete(w.req.Table) {
+			// With nothing to push nobody has asked whether the source is still what was read.
+			if err := w.ready(ctx); err != nil {
+				return err
+			}
 			if err := w.db.Unchanged(ctx, w.req.Table, w.layout, w.req.Shape); err != nil {
 				return err
 			}
-			return w.store.Reviewable(ctx, w.lease)
+			if err := w.faults.at("walk: at its end"); err != nil {
+				return err
+			}
+			if err := w.store.Reviewable(ctx, w.lease); err != nil {
+				return err
+			}
+			return w.faults.at("walk: reviewable")
 		}
 		if p.left[w.req.Table] {
 			if err := w.store.Waiting(ctx, w.req.ID, "changes captured before the last page cannot be pushed: "+w.problem(ctx)); err != nil {

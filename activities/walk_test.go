@@ -1,6 +1,7 @@
 package activities
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -153,7 +154,9 @@ func TestGuarantee6_AHolderThatWasTakenOverIsFencedOut(t *testing.T) {
 	other.PageRows = 15
 	taker := w.claim(other, id)
 	require.NoError(t, taker.freeze(t.Context()))
-	n, err := taker.page(t.Context()) // not kept waiting by the rows the old holder has in hand
+	soon, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	n, err := taker.page(soon) // not kept waiting by the rows the old holder has in hand
 	require.NoError(t, err)
 	require.Equal(t, int64(15), n)
 	before := w.Now(id)
@@ -313,7 +316,7 @@ func TestWalkReturnsWhenPausedAndWhenClosed(t *testing.T) {
 			return nil
 		}
 		if pages++; pages == 4 {
-			_, err := w.Store.Pause(t.Context(), id, "someone", true)
+			_, err := w.Store.Pause(t.Context(), id, "someone", "", true)
 			return err
 		}
 		return nil
@@ -329,9 +332,12 @@ func TestWalkReturnsWhenPausedAndWhenClosed(t *testing.T) {
 	require.Equal(t, backfill.InProgress, r.State)
 	require.NotZero(t, r.Staged)
 	require.Less(t, r.Staged, int64(100))
-	_, err := w.Store.Pause(t.Context(), id, "someone", false)
+	_, err := w.Store.Pause(t.Context(), id, "someone", "", false)
 	require.NoError(t, err)
-	w.from.faults = func(string) error {
+	w.from.faults = func(point string) error {
+		if point != "page: read" {
+			return nil
+		}
 		_, err := w.Store.Close(t.Context(), id, "someone", backfill.Cancelled, "enough")
 		return err
 	}
@@ -357,4 +363,34 @@ func TestWalkOfARowThatCannotBeAKeyFails(t *testing.T) {
 		w.walk(id)
 		require.ElementsMatch(t, want, w.staged(id))
 	}
+}
+
+// Rows of one byte and rows far larger than a page may be, in one table: no page has
+// more bytes than it may, but for a row that is larger by itself.
+func TestPagesOfRowsOfVeryDifferentSizeStayInTheirBounds(t *testing.T) {
+	const most = 4 << 20
+	w := worldOf(testkit.NewPair(t, `CREATE TABLE blobs (id int PRIMARY KEY, a text, b bytea, j jsonb)`, "public.blobs"), Settings{PageRows: 5000, PageBytes: most, PageTarget: time.Minute})
+	w.onSource(`
+		ALTER TABLE blobs ALTER a SET STORAGE EXTERNAL;
+		INSERT INTO blobs SELECT n, 'x' FROM generate_series(1, 3000) n;
+		INSERT INTO blobs SELECT n, repeat('y', 1500000) FROM generate_series(3001, 3012) n;
+		INSERT INTO blobs SELECT n, repeat('y', 9000000) FROM generate_series(3013, 3014) n; -- compressed, to almost nothing, if it may be
+		INSERT INTO blobs SELECT n, NULL, (SELECT string_agg(sha256((n * 1000 + i)::text::bytea), '') FROM generate_series(1, 30000) i) FROM generate_series(3015, 3020) n;
+		INSERT INTO blobs SELECT n, 'x' FROM generate_series(3021, 6000) n`)
+	r := w.Request("public.blobs")
+	k := w.claim(w.from, r.ID)
+	require.NoError(t, k.freeze(t.Context()))
+	pages := 0
+	for {
+		n, err := k.page(t.Context())
+		require.NoError(t, err)
+		if n == 0 {
+			break
+		}
+		pages++
+		bytes := testkit.Value[int64](t, w.C, `SELECT sum(octet_length(array_to_string(row, ','))) FROM backfill_control.staged WHERE request_id = $1 AND n > $2`, r.ID, k.req.Staged-n)
+		require.True(t, n == 1 || bytes <= most, "a page of %d rows has %d bytes", n, bytes)
+	}
+	require.Len(t, w.staged(r.ID), 6000)
+	require.Less(t, pages, 60)
 }

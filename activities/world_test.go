@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -175,7 +176,9 @@ func (w *world) expire(id int64) {
 // to the end walks what is left of a walk, and settles it.
 func (w *world) finish(k *walk) {
 	w.Helper()
-	require.NoError(w, toTheEnd(w.Context(), k))
+	ctx, cancel := context.WithTimeout(w.Context(), time.Minute) // a walk that does not end is a failure, not a hang
+	defer cancel()
+	require.NoError(w, toTheEnd(ctx, k))
 }
 
 func toTheEnd(ctx context.Context, k *walk) error {
@@ -271,6 +274,21 @@ func (w *world) setAside() []string {
 func (w *world) waits(n int) {
 	w.Helper()
 	testkit.Eventually(w, fmt.Sprintf("%d sessions wait for a lock on the control database", n), func() bool { return testkit.LockWaiters(w, w.C) == n })
+}
+
+// count has both agents count and describe their tables, and audit capture.
+func (w *world) count() {
+	w.Helper()
+	require.NoError(w, w.from.CountNow(w.Context()))
+	require.NoError(w, w.to.CountNow(w.Context()))
+}
+
+// panel is what is known of the first table.
+func (w *world) panel() *backfill.Panel {
+	w.Helper()
+	p, err := w.Store.Panel(w.Context(), testkit.Site, "public.orders", testkit.Source)
+	require.NoError(w, err)
+	return p
 }
 
 func ptr[T any](v T) *T { return &v }

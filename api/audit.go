@@ -2,19 +2,20 @@ package api
 
 import (
 	"context"
+	"strconv"
 
 	"github.com/labstack/echo/v4"
 
+	"backfill/internal/backfill"
 	"backfill/internal/control"
 )
 
-// Audit lists what was decided and configured, newest first, entries with an id
-// below before (0: from the newest); site "" means all.
-func (s *Service) Audit(ctx context.Context, site string, before int64, limit int) ([]control.AuditEntry, error) {
-	if _, err := s.resolve(ctx, site, "", ""); err != nil {
+// Audit lists what was decided and configured, newest first.
+func (s *Service) Audit(ctx context.Context, f control.AuditFilter) ([]control.AuditEntry, error) {
+	if _, err := s.resolve(ctx, f.Site, "", ""); err != nil {
 		return nil, err
 	}
-	return s.Store.Audit(ctx, site, before, limit)
+	return s.Store.Audit(ctx, f)
 }
 
 func (s *Server) listAudit(c echo.Context) error {
@@ -22,7 +23,13 @@ func (s *Server) listAudit(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	all, err := s.service.Audit(c.Request().Context(), c.QueryParam("site"), before, limitOf(c)+1)
+	f := control.AuditFilter{Site: c.QueryParam("site"), Account: c.QueryParam("account"), Action: c.QueryParam("action"), Before: before, Limit: limitOf(c) + 1}
+	if given := c.QueryParam("request"); given != "" {
+		if f.Request, err = strconv.ParseInt(given, 10, 64); err != nil {
+			return fieldError(backfill.Invalid, "request", "is no number of a request")
+		}
+	}
+	all, err := s.service.Audit(c.Request().Context(), f)
 	if err != nil {
 		return err
 	}

@@ -93,6 +93,7 @@ func TestRoles(t *testing.T) {
 		{"POST", "/api/v1/sites/maple/queue/999/skip", "", control.Reviewer},
 		{"POST", "/api/v1/sites", `{"name":"Bad name","sides":["a","b"]}`, control.Admin},
 		{"PUT", "/api/v1/sites/maple/tables/nope", `{}`, control.Admin},
+		{"DELETE", "/api/v1/sites/maple/tables/public.none", "", control.Admin},
 	}
 	for _, x := range tests {
 		for _, role := range roles {

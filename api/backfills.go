@@ -34,16 +34,22 @@ type backfillJSON struct {
 	Effects               map[backfill.Effect]int64 `json:"effects"`
 	Skipped               int64                     `json:"skipped"`
 	ResumeKey             backfill.Key              `json:"resume_key"`
+	ProvenKey             backfill.Key              `json:"proven_key"`
+	ProvenRows            int64                     `json:"proven_rows"`
 	Percent               int                       `json:"percent"`
 	Rate                  float64                   `json:"rate"` // rows per second
 	ETA                   *time.Time                `json:"eta"`
+	ETA90                 *time.Time                `json:"eta_p90"`
 	Waiting               string                    `json:"waiting"`
+	WaitingSince          *time.Time                `json:"waiting_since"`
+	ThrottledSeconds      float64                   `json:"throttled_seconds"`
 	Revision              int64                     `json:"revision"`
 	RequestedBy           string                    `json:"requested_by"`
 	RequestedAt           time.Time                 `json:"requested_at"`
 	StartedAt             *time.Time                `json:"started_at"`
 	WalkedAt              *time.Time                `json:"walked_at"`
 	ReviewedBy            *string                   `json:"reviewed_by"`
+	ReviewedVia           *string                   `json:"reviewed_via"` // "temporal" for a signal
 	ReviewedAt            *time.Time                `json:"reviewed_at"`
 	ClosedAt              *time.Time                `json:"closed_at"`
 	Note                  string                    `json:"note"` // the reviewer's once it is decided, the requester's before
@@ -61,9 +67,9 @@ func (s *Server) showBackfill(r *backfill.Request) backfillJSON {
 		ID: r.ID, Site: r.Site, Table: r.Table, From: r.From, To: r.To, Mode: r.Mode, Key: r.Key, State: r.State, Paused: r.Paused,
 		Staged: r.Staged, Expected: r.Expected, Released: r.Released,
 		Superseded: r.Superseded, SupersededUndelivered: r.SupersededUndelivered, Identical: r.Effects[backfill.Identical],
-		Effects: r.Effects, Skipped: r.Skipped, ResumeKey: r.ResumeKey, Percent: r.Percent(), Rate: r.Rate(now), ETA: r.ETA(now),
-		Waiting: r.Waiting, Revision: r.Revision, RequestedBy: r.RequestedBy, RequestedAt: r.RequestedAt,
-		StartedAt: r.StartedAt, WalkedAt: r.WalkedAt, ReviewedBy: orNull(r.ReviewedBy), ReviewedAt: r.ReviewedAt, ClosedAt: r.ClosedAt,
+		Effects: r.Effects, Skipped: r.Skipped, ResumeKey: r.ResumeKey, ProvenKey: r.ProvenKey, ProvenRows: r.ProvenRows, Percent: r.Percent(), Rate: r.Rate(now), ETA: r.ETA(now), ETA90: r.ETA90(now),
+		Waiting: r.Waiting, WaitingSince: r.WaitingSince, ThrottledSeconds: r.Throttled.Seconds(), Revision: r.Revision, RequestedBy: r.RequestedBy, RequestedAt: r.RequestedAt,
+		StartedAt: r.StartedAt, WalkedAt: r.WalkedAt, ReviewedBy: orNull(r.ReviewedBy), ReviewedVia: orNull(r.ReviewedVia), ReviewedAt: r.ReviewedAt, ClosedAt: r.ClosedAt,
 		Note: r.Note, RequestNote: r.Note, ReviewNote: r.ReviewNote, Reason: r.Reason,
 		WorkflowID: r.WorkflowID(), ConsoleURL: orNull(s.service.Console(r)), Links: s.links(r),
 	}
@@ -77,12 +83,12 @@ func (s *Server) showBackfill(r *backfill.Request) backfillJSON {
 // that its state allows.
 func (s *Server) links(r *backfill.Request) map[string]string {
 	self := backfillPath(r.ID)
-	out := map[string]string{"self": self, "rows": self + "/rows", "events": self + "/events"}
+	out := map[string]string{"self": self, "rows": self + "/rows", "progress": self + "/progress", "events": self + "/events"}
 	if review := s.service.ReviewURL(r.ID); review != "" {
 		out["review"] = review
 	}
 	for name, err := range map[string]error{
-		"approve": r.Decidable(r.Revision), "reject": r.Decidable(r.Revision),
+		"approve": r.Decidable(r.Revision), "reject": r.Decidable(r.Revision), "judge": r.Judgeable(),
 		"pause": r.Pausable(true), "resume": r.Pausable(false), "cancel": r.Cancellable(),
 	} {
 		if err == nil {
@@ -169,4 +175,12 @@ func (s *Server) hold(do func(context.Context, Account, int64, string) (*backfil
 	return s.decide(func(ctx context.Context, a Account, id int64, d Decision) (*backfill.Request, error) {
 		return do(ctx, a, id, d.Note)
 	})
+}
+
+func (s *Server) judge(c echo.Context) error {
+	id, err := idOf(c, "id")
+	if err != nil {
+		return err
+	}
+	return s.answer(c)(s.service.Judge(c.Request().Context(), accountOf(c), id))
 }

@@ -108,6 +108,32 @@ func TestConditions(t *testing.T) {
 	require.Equal(t, 409, a.status, "an open request comes before conditions")
 }
 
+// A known gap makes a table requestable although the counts agree, and is shown.
+func TestAGapIsShownAndMakesATableRequestable(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`UPDATE backfill_control.table_side SET row_count = 9`)
+	capture := func() (map[string]any, map[string]any) {
+		a := w.get(control.Viewer, "/api/v1/sites/maple/tables")
+		require.Equal(t, 200, a.status, "%s", a.raw)
+		return a.data()[0]["capture"].(map[string]any), a.data()[0]["backfill"].(map[string]any)
+	}
+	c, b := capture()
+	require.Nil(t, c["gap"])
+	require.Equal(t, false, b["can_request"])
+
+	w.exec(`UPDATE backfill_control.table_side SET gap = 'a trigger was disabled', gap_since = '2026-01-02 03:04:05Z', capture_ok = false, problem = 'trigger x is missing on orders' WHERE side = 'school'`)
+	a := w.post(control.Requester, "/api/v1/sites/maple/backfills", ordersBackfill)
+	require.Equal(t, []string{"capture"}, a.fields())
+	require.Contains(t, string(a.raw), "on school since 2026-01-02 03:04:05 UTC: trigger x is missing on orders: run backfill setup --site maple --side school")
+
+	w.exec(`UPDATE backfill_control.table_side SET capture_ok = true, problem = NULL WHERE side = 'school'`)
+	c, b = capture()
+	require.Equal(t, "a trigger was disabled", c["gap"])
+	require.NotNil(t, c["gap_since"])
+	require.Equal(t, true, b["can_request"])
+	w.backfill()
+}
+
 func TestRowRequest(t *testing.T) {
 	w := newWorld(t)
 	w.table("public.lines", []string{"order id", "n"}, []string{"bigint", "numeric"})
@@ -175,20 +201,72 @@ func TestReview(t *testing.T) {
 	require.Equal(t, "requester", actions["backfill.cancelled"])
 }
 
+// A site may want two people, whatever way the decision comes.
 func TestSecondPerson(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.Service.SecondPerson = true })
+	w := newWorld(t)
+	require.Equal(t, 403, w.call(control.Reviewer, "PATCH", "/api/v1/sites/maple", `{"second_person":true}`).status)
+	a := w.call(control.Admin, "PATCH", "/api/v1/sites/maple", `{"second_person":true}`)
+	require.Equal(t, 200, a.status, "%s", a.raw)
+	require.Equal(t, true, a.json["second_person"])
+	require.Equal(t, 422, w.call(control.Admin, "PATCH", "/api/v1/sites/maple", `{}`).status)
+	require.Equal(t, 404, w.call(control.Admin, "PATCH", "/api/v1/sites/nowhere", `{"second_person":true}`).status)
+
 	id := w.staged(1)
 	w.exec(`UPDATE backfill_control.request SET requested_by = 'reviewer' WHERE id = $1`, id)
-	a := w.post(control.Reviewer, path("/backfills/%d/approve", id), `{"revision":7}`)
+	a = w.post(control.Reviewer, path("/backfills/%d/approve", id), `{"revision":7}`)
 	require.Equal(t, 403, a.status)
+	// What a signal brings never passed the API.
+	for _, by := range []string{"reviewer", " Reviewer"} {
+		_, err := w.store.Approve(t.Context(), id, control.Decision{By: by, Revision: 7, Via: "temporal"})
+		require.Equal(t, backfill.Forbidden, backfill.CodeOf(err), "%v", err)
+	}
+	require.Equal(t, backfill.AwaitingReview, w.state(id))
 	require.Equal(t, 200, w.post(control.Admin, path("/backfills/%d/approve", id), `{"revision":7}`).status)
+}
+
+func TestTheOneWhoAskedMayReject(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.store.SetSecondPerson(t.Context(), "admin", "maple", true))
+	id := w.staged(1)
+	w.exec(`UPDATE backfill_control.request SET requested_by = 'reviewer' WHERE id = $1`, id)
+	require.Equal(t, 200, w.post(control.Reviewer, path("/backfills/%d/reject", id), `{"revision":7,"note":"my mistake"}`).status)
+}
+
+func TestDecisionsNeedAName(t *testing.T) {
+	w := newWorld(t)
+	id := w.staged(1)
+	for _, by := range []string{"", "  ", "your name", "<Your Name>"} {
+		_, err := w.store.Approve(t.Context(), id, control.Decision{By: by, Revision: 7})
+		require.Equal(t, backfill.Invalid, backfill.CodeOf(err), "%q: %v", by, err)
+	}
+	require.Equal(t, backfill.AwaitingReview, w.state(id))
+	_, err := w.store.Reject(t.Context(), id, control.Decision{By: "ana", Revision: 7, Note: "no", Via: "temporal"})
+	require.NoError(t, err)
+	require.Equal(t, "temporal", w.get(control.Viewer, path("/backfills/%d", id)).json["reviewed_via"])
+	log := w.get(control.Viewer, "/api/v1/audit?action=backfill.reject").data()
+	require.Equal(t, "temporal", log[0]["detail"].(map[string]any)["via"])
+}
+
+func TestAuditIsFiltered(t *testing.T) {
+	w := newWorld(t)
+	id := w.staged(1)
+	require.Equal(t, 200, w.post(control.Reviewer, path("/backfills/%d/reject", id), `{"revision":7,"note":"no"}`).status)
+	one := func(query string) []map[string]any {
+		return w.get(control.Viewer, "/api/v1/audit?site=maple&"+query).data()
+	}
+	require.Len(t, one("account=reviewer"), 1)
+	require.Len(t, one("action=backfill.reject"), 1)
+	require.Len(t, one("action=backfill"), 2)
+	require.Len(t, one(fmt.Sprintf("request=%d", id)), 2)
+	require.Empty(t, one("request=99"))
+	require.Empty(t, one("account=reviewer&action=site"))
 }
 
 // A run that has just ended is no reason to say that Temporal is away.
 func TestRunEnded(t *testing.T) {
 	w := newWorld(t)
-	id := w.backfill()
 	w.service.Runs = endingRuns{w.runs}
+	id := w.backfill()
 	a := w.post(control.Requester, path("/backfills/%d/cancel", id), "")
 	require.Equal(t, 409, a.status, "%s", a.raw)
 	require.Equal(t, backfill.Cancelled, w.state(id))

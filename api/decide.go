@@ -26,11 +26,35 @@ func (s *Service) Approve(ctx context.Context, a Account, id int64, d Decision) 
 		return nil, err
 	}
 	return s.change(ctx, id, func(r *backfill.Request) error {
-		if s.SecondPerson && r.RequestedBy == a.Name {
-			return backfill.Errorf(backfill.Forbidden, "request %d was asked for by %s: another reviewer has to approve it", id, a.Name)
+		second, err := s.NeedsSecond(ctx, a, r)
+		if err == nil && second {
+			err = backfill.SecondPerson(id)
+		}
+		if err != nil {
+			return err
 		}
 		return r.Decidable(d.Revision)
 	}, func(ctx context.Context, r *backfill.Request) error { return s.Runs.Approve(ctx, r, a.Name, d) })
+}
+
+// NeedsSecond reports whether an account may not approve a request because it asked
+// for it, and its site wants two people.
+func (s *Service) NeedsSecond(ctx context.Context, a Account, r *backfill.Request) (bool, error) {
+	if !backfill.SamePerson(a.Name, r.RequestedBy) {
+		return false, nil
+	}
+	site, err := s.Store.Site(ctx, r.Site)
+	return err == nil && site.SecondPerson, err
+}
+
+// Judge has the receiver's agent judge the effects of the staged rows again, as its
+// rows are now. The staged set gets a new revision: who wants to decide reads again.
+func (s *Service) Judge(ctx context.Context, a Account, id int64) (*backfill.Request, error) {
+	if err := a.needs(control.Requester, "judging again"); err != nil {
+		return nil, err
+	}
+	return s.change(ctx, id, (*backfill.Request).Judgeable,
+		func(ctx context.Context, r *backfill.Request) error { return s.Runs.Judge(ctx, r, a.Name) })
 }
 
 // Reject closes a request and sends nothing. The note must say why.

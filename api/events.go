@@ -2,11 +2,16 @@ package api
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,35 +34,87 @@ type timing struct {
 
 var defaultTiming = timing{poll: time.Second, gap: 500 * time.Millisecond, keepalive: 15 * time.Second, write: 10 * time.Second}
 
-// hub tells streams that something they show has changed. One connection listens
-// for all of them.
-type hub struct {
+// Changes tells streams that something they show has changed. One connection
+// listens for all of them, however many there are.
+type Changes struct {
 	store *control.Store
 	log   *zap.Logger
 
-	mu    sync.Mutex
-	subs  map[*subscription]struct{}
-	sites map[control.Event]string // whose event it is; requests and directions never move
+	mu     sync.Mutex
+	subs   map[*subscription]struct{}
+	sites  map[control.Event]string // whose event it is; requests and directions never move
+	epoch  string                   // tells the numbers of this process from another's
+	seq    int64                    // of the last change
+	all    int64                    // of the last change that may concern everybody
+	lastOf map[topic]int64          // of the last change of each
 }
 
-// subscription is woken by changes of a request, or of anything of a site. More
-// changes than its reader keeps up with are one: the reader reads the state afresh.
-type subscription struct {
-	request int64
+// Topics are what somebody wants to hear of. None at all means everything.
+type Topics struct {
+	Sites    []string // anything of these sites
+	Requests []int64  // these requests
+	All      bool     // anything of any site
+}
+
+// None reports whether there is nothing to hear of.
+func (t Topics) None() bool { return !t.All && len(t.Sites) == 0 && len(t.Requests) == 0 }
+
+// Path is the address of the stream that tells of them.
+func (t Topics) Path() string {
+	q := url.Values{"site": t.Sites}
+	for _, id := range t.Requests {
+		q.Add("request", strconv.FormatInt(id, 10))
+	}
+	if len(t.Sites) == 0 {
+		q.Del("site")
+	}
+	if t.All {
+		q = nil
+	}
+	return strings.TrimSuffix(prefix+"/events?"+q.Encode(), "?")
+}
+
+// topic is a site, a request, or, empty, everything.
+type topic struct {
 	site    string
-	dirty   chan struct{}
+	request int64
+}
+
+func (t Topics) list() (out []topic) {
+	if t.All {
+		return []topic{{}}
+	}
+	for _, site := range t.Sites {
+		out = append(out, topic{site: site})
+	}
+	for _, request := range t.Requests {
+		out = append(out, topic{request: request})
+	}
+	return out
+}
+
+// subscription is woken by changes of its topics. More changes than its reader
+// keeps up with are one: the reader reads the state afresh.
+type subscription struct {
+	topics []topic
+	dirty  chan struct{}
 }
 
 // relisten is the pause before listening again, and meanwhile between two wakings.
 const relisten = 2 * time.Second
 
-const sitesMax = 10_000
+const (
+	sitesMax  = 10_000
+	topicsMax = 100_000
+)
 
-func newHub(store *control.Store, log *zap.Logger) *hub {
-	return &hub{store: store, log: log, subs: map[*subscription]struct{}{}, sites: map[control.Event]string{}}
+// NewChanges makes a Changes that hears of nothing until Listen runs.
+func NewChanges(store *control.Store, log *zap.Logger) *Changes {
+	return &Changes{store: store, log: log, subs: map[*subscription]struct{}{}, sites: map[control.Event]string{},
+		epoch: rand.Text()[:10], lastOf: map[topic]int64{}}
 }
 
-func (h *hub) subscribe(s *subscription) (cancel func()) {
+func (h *Changes) subscribe(s *subscription) (cancel func()) {
 	s.dirty = make(chan struct{}, 1)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -69,17 +126,38 @@ func (h *hub) subscribe(s *subscription) (cancel func()) {
 	}
 }
 
-// run listens until ctx ends. Whatever happened while it did not listen is made
-// up for by waking everybody.
-func (h *hub) run(ctx context.Context) {
-	all := func() { h.wake(func(*subscription) bool { return true }) }
+// Now is the number of the last change.
+func (h *Changes) Now() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.seq
+}
+
+// Last is the number of the last change of some topics. As long as it is not above
+// what Now was, what was read since is true.
+func (h *Changes) Last(t Topics) int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := h.all
+	for _, t := range t.list() {
+		last = max(last, h.lastOf[t])
+	}
+	return last
+}
+
+// mark is Last for a client, who may come back to another process.
+func (h *Changes) mark(t Topics) string { return h.epoch + "-" + strconv.FormatInt(h.Last(t), 10) }
+
+// Listen hears of changes until ctx ends. Whatever happened while it did not listen
+// is made up for by waking everybody.
+func (h *Changes) Listen(ctx context.Context) {
 	for ctx.Err() == nil {
-		err := h.store.Listen(ctx, all, func(e control.Event) { h.deliver(ctx, e) })
+		err := h.store.Listen(ctx, h.wakeAll, func(e control.Event) { h.deliver(ctx, e) })
 		if ctx.Err() != nil {
 			return
 		}
 		h.log.Warn("not listening for changes, looking every now and then", zap.Error(err))
-		all()
+		h.wakeAll()
 		select {
 		case <-ctx.Done():
 		case <-time.After(relisten):
@@ -87,30 +165,52 @@ func (h *hub) run(ctx context.Context) {
 	}
 }
 
-func (h *hub) wake(which func(*subscription) bool) {
+func (h *Changes) wakeAll() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.seq++
+	h.all = h.seq
 	for s := range h.subs {
-		if which(s) {
-			select {
-			case s.dirty <- struct{}{}:
-			default: // it is dirty already
-			}
+		s.wake()
+	}
+}
+
+func (s *subscription) wake() {
+	select {
+	case s.dirty <- struct{}{}:
+	default: // it is dirty already
+	}
+}
+
+func (h *Changes) deliver(ctx context.Context, e control.Event) {
+	site, err := h.siteOf(ctx, e)
+	if err != nil {
+		h.log.Debug("an event of an unknown site", zap.String("kind", e.Kind), zap.Error(err))
+		h.wakeAll()
+		return
+	}
+	concerned := []topic{{}, {site: site}}
+	if e.Kind == "request" {
+		concerned = append(concerned, topic{request: e.ID})
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.lastOf) >= topicsMax {
+		clear(h.lastOf)
+		h.all = h.seq
+	}
+	h.seq++
+	for _, t := range concerned {
+		h.lastOf[t] = h.seq
+	}
+	for s := range h.subs {
+		if slices.ContainsFunc(s.topics, func(t topic) bool { return slices.Contains(concerned, t) }) {
+			s.wake()
 		}
 	}
 }
 
-func (h *hub) deliver(ctx context.Context, e control.Event) {
-	site, err := h.siteOf(ctx, e)
-	if err != nil {
-		h.log.Debug("an event of an unknown site", zap.String("kind", e.Kind), zap.Error(err))
-	}
-	h.wake(func(s *subscription) bool {
-		return e.Kind == "request" && s.request == e.ID || s.site != "" && (s.site == site || err != nil)
-	})
-}
-
-func (h *hub) siteOf(ctx context.Context, e control.Event) (string, error) {
+func (h *Changes) siteOf(ctx context.Context, e control.Event) (string, error) {
 	if e.Kind == "site" {
 		return e.Name, nil
 	}
@@ -192,8 +292,8 @@ func (s *Server) backfillEvents(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	sub := &subscription{request: id}
-	defer s.hub.subscribe(sub)()
+	sub := &subscription{topics: []topic{{request: id}}}
+	defer s.changes.subscribe(sub)()
 	r, err := s.readBackfill(c, id)
 	if err != nil {
 		return err
@@ -270,19 +370,52 @@ func (s *Server) siteEvents(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	sub := &subscription{site: site.Name}
-	defer s.hub.subscribe(sub)()
+	sub := &subscription{topics: []topic{{site: site.Name}}}
+	defer s.changes.subscribe(sub)()
+	return s.follow(c, sub, true, func(st *stream) error {
+		return st.send("", "site", map[string]string{"site": site.Name})
+	})
+}
+
+// events is the one stream of a page: it tells that something the page shows has
+// changed, whatever that is. Coming back with the id of the last event it has seen,
+// a client is told at once only when something has changed since.
+func (s *Server) events(c echo.Context) error {
+	topics := Topics{Sites: c.QueryParams()["site"]}
+	for _, given := range c.QueryParams()["request"] {
+		id, err := strconv.ParseInt(given, 10, 64)
+		if err != nil {
+			return fieldError(backfill.Invalid, "request", "is no number of a request")
+		}
+		topics.Requests = append(topics.Requests, id)
+	}
+	topics.All = topics.None()
+	sub := &subscription{topics: topics.list()}
+	defer s.changes.subscribe(sub)()
+	seen := c.Request().Header.Get("Last-Event-ID")
+	return s.follow(c, sub, seen != s.changes.mark(topics), func(st *stream) error {
+		mark := s.changes.mark(topics)
+		return st.send(mark, "change", map[string]string{"at": mark})
+	})
+}
+
+// follow sends an event when a subscription is woken, at most one each gap, until
+// the client leaves.
+func (s *Server) follow(c echo.Context, sub *subscription, dirty bool, tell func(*stream) error) error {
 	s.streams.Inc()
 	defer s.streams.Dec()
 	st := s.openStream(c)
+	if err := st.conn.Flush(); err != nil { // so that the client knows at once that it is heard
+		return err
+	}
 	alive := time.NewTicker(s.timing.keepalive)
 	defer alive.Stop()
 	gap := time.NewTimer(0)
 	defer gap.Stop()
-	dirty, calm := true, false
+	calm := false
 	for {
 		if dirty && calm {
-			if err := st.send("", "site", map[string]string{"site": site.Name}); err != nil {
+			if err := tell(st); err != nil {
 				return err
 			}
 			dirty, calm = false, false

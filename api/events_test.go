@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -165,8 +166,8 @@ func TestBackfillEvents(t *testing.T) {
 // by a waking, what changes after it is told.
 func (w *world) hubReady() {
 	w.Helper()
-	sub := &subscription{site: "maple"}
-	defer w.server.hub.subscribe(sub)()
+	sub := &subscription{topics: []topic{{site: "maple"}}}
+	defer w.server.changes.subscribe(sub)()
 	require.Eventually(w, func() bool {
 		w.touch()
 		select {
@@ -224,8 +225,8 @@ func TestHubDelivers(t *testing.T) {
 	id := w.backfill()
 	d, err := w.store.Direction(t.Context(), "maple", "school")
 	require.NoError(t, err)
-	h := newHub(w.store, w.service.Log)
-	maple, oak, request := &subscription{site: "maple"}, &subscription{site: "oak"}, &subscription{request: id}
+	h := NewChanges(w.store, w.service.Log)
+	maple, oak, request := &subscription{topics: []topic{{site: "maple"}}}, &subscription{topics: []topic{{site: "oak"}}}, &subscription{topics: []topic{{request: id}}}
 	for _, s := range []*subscription{maple, oak, request} {
 		defer h.subscribe(s)()
 	}
@@ -237,7 +238,7 @@ func TestHubDelivers(t *testing.T) {
 		{control.Event{Kind: "request", ID: id}, []*subscription{maple, request}}, // as remembered
 		{control.Event{Kind: "queue", ID: int64(d.ID)}, []*subscription{maple}},
 		{control.Event{Kind: "site", Name: "oak"}, []*subscription{oak}},
-		{control.Event{Kind: "request", ID: 999}, []*subscription{maple, oak}}, // whose it is cannot be told
+		{control.Event{Kind: "request", ID: 999}, []*subscription{maple, oak, request}}, // whose it is cannot be told
 	}
 	for _, x := range tests {
 		h.deliver(t.Context(), x.event)
@@ -252,6 +253,38 @@ func TestHubDelivers(t *testing.T) {
 		}
 		require.Equal(t, x.woken, woken, "%v", x.event)
 	}
+}
+
+// One stream tells of everything that a page shows, and of nothing twice: who comes
+// back is told at once only what happened meanwhile.
+func TestOneStreamForAll(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.store.CreateSite(t.Context(), "test", "oak", [2]string{"a", "b"}))
+	id := w.backfill()
+	w.hubReady()
+	for _, query := range []string{"", "?site=maple", fmt.Sprintf("?site=oak&request=%d", id)} {
+		s := w.listen(w.url, "/api/v1/events"+query)
+		first, _ := s.next()
+		require.Equal(t, "change", first.name)
+		w.exec(fmt.Sprintf(`SELECT pg_notify('backfill_control', 'request %d')`, id))
+		second, _ := s.next()
+		require.NotEqual(t, first.id, second.id, query)
+		s.cancel()
+
+		s = w.listen(w.url, "/api/v1/events"+query, header{"Last-Event-ID", second.id})
+		w.exec(`SELECT pg_notify('backfill_control', 'site birch')`) // which only those who hear of all see
+		w.exec(fmt.Sprintf(`SELECT pg_notify('backfill_control', 'request %d')`, id))
+		third, _ := s.next()
+		require.NotEqual(t, second.id, third.id)
+		s.cancel()
+		w.exec(fmt.Sprintf(`SELECT pg_notify('backfill_control', 'request %d')`, id))
+		require.Eventually(t, func() bool { return w.server.changes.mark(Topics{Requests: []int64{id}, All: query == ""}) != third.id }, within, 5*time.Millisecond)
+		s = w.listen(w.url, "/api/v1/events"+query, header{"Last-Event-ID", third.id})
+		missed, _ := s.next()
+		require.NotEqual(t, third.id, missed.id, "what happened while it was away is told at once")
+		s.cancel()
+	}
+	require.Equal(t, 422, w.get(control.Viewer, "/api/v1/events?request=x").status)
 }
 
 // Changes that come faster than the gap are one event.
@@ -304,8 +337,8 @@ func TestStreamsEndWithTheirToken(t *testing.T) {
 func TestHubComesBack(t *testing.T) {
 	w := newWorld(t)
 	w.hubReady()
-	sub := &subscription{site: "maple"}
-	defer w.server.hub.subscribe(sub)()
+	sub := &subscription{topics: []topic{{site: "maple"}}}
+	defer w.server.changes.subscribe(sub)()
 	w.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'LISTEN backfill_control' AND datname = current_database()`)
 	select {
 	case <-sub.dirty:

@@ -26,8 +26,7 @@ func parseKey(p *backfill.Panel, raw []byte) (backfill.Key, error) {
 	switch given := given.(type) {
 	case []any:
 		if len(given) != len(columns) {
-			return nil, fieldError(backfill.Invalid, "key", fmt.Sprintf("the key of %s is (%s), %d values: got %d",
-				p.Table.Name, strings.Join(columns, ", "), len(columns), len(given)))
+			return nil, wrongArity(p, len(given))
 		}
 		copy(values, given)
 	case map[string]any:
@@ -51,6 +50,18 @@ func parseKey(p *backfill.Panel, raw []byte) (backfill.Key, error) {
 		key[i] = text
 	}
 	return key, invalidKey(p, wrong)
+}
+
+func wrongArity(p *backfill.Panel, given int) error {
+	return fieldError(backfill.Invalid, "key", fmt.Sprintf("the key of %s is (%s), %s: got %d",
+		p.Table.Name, strings.Join(p.Source.Key, ", "), plural(len(p.Source.Key), "value"), given))
+}
+
+func plural(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
 }
 
 func byColumn(p *backfill.Panel, given map[string]any, values []any) error {

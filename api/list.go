@@ -85,6 +85,9 @@ func mark(c echo.Context, position []byte) []byte {
 	filters := c.Request().URL.Query()
 	filters.Del("cursor")
 	filters.Del("limit")
+	// Where a list begins is no filter: what comes after goes on without it.
+	filters.Del("position")
+	filters.Del("from_key")
 	sum := sha256.Sum256(append(position[:8:8], c.Request().URL.EscapedPath()+"?"+filters.Encode()...))
 	return sum[:8]
 }

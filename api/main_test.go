@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -35,6 +36,10 @@ var dsnOf func(database string) string
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	flag.Parse()
+	if flag.Lookup("test.fuzz").Value.String() != "" {
+		return m.Run() // fuzz tests need no database, and each of their workers would start one
+	}
 	ctx := context.Background()
 	stop, err := startPostgres(ctx)
 	if err == nil {
@@ -320,6 +325,10 @@ func (f *fakeRuns) Start(ctx context.Context, r *backfill.Request, _ string) err
 	return f.Check(ctx)
 }
 
+func (f *fakeRuns) Reconcile(ctx context.Context, _ *backfill.Reconciliation) error {
+	return f.Check(ctx)
+}
+
 func (f *fakeRuns) do(ctx context.Context, fn func() (*backfill.Request, error)) error {
 	if err := f.Check(ctx); err != nil {
 		return err
@@ -340,12 +349,18 @@ func (f *fakeRuns) Reject(ctx context.Context, r *backfill.Request, by string, d
 	})
 }
 
-func (f *fakeRuns) Pause(ctx context.Context, r *backfill.Request, by, _ string) error {
-	return f.do(ctx, func() (*backfill.Request, error) { return f.store.Pause(ctx, r.ID, by, true) })
+func (f *fakeRuns) Pause(ctx context.Context, r *backfill.Request, by, note string) error {
+	return f.do(ctx, func() (*backfill.Request, error) { return f.store.Pause(ctx, r.ID, by, note, true) })
 }
 
-func (f *fakeRuns) Resume(ctx context.Context, r *backfill.Request, by, _ string) error {
-	return f.do(ctx, func() (*backfill.Request, error) { return f.store.Pause(ctx, r.ID, by, false) })
+func (f *fakeRuns) Resume(ctx context.Context, r *backfill.Request, by, note string) error {
+	return f.do(ctx, func() (*backfill.Request, error) { return f.store.Pause(ctx, r.ID, by, note, false) })
+}
+
+func (f *fakeRuns) Polled(context.Context) (time.Time, error) { return time.Now(), nil }
+
+func (f *fakeRuns) Judge(ctx context.Context, r *backfill.Request, by string) error {
+	return f.do(ctx, func() (*backfill.Request, error) { return f.store.Rejudge(ctx, r.ID, by) })
 }
 
 func (f *fakeRuns) Cancel(ctx context.Context, r *backfill.Request, by, note string) error {

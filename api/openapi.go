@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
@@ -158,6 +159,9 @@ func readBody(c echo.Context, op *openapi3.Operation) error {
 	}
 	if media, _, err := mime.ParseMediaType(r.Header.Get(echo.HeaderContentType)); err != nil || media != echo.MIMEApplicationJSON {
 		return echo.NewHTTPError(http.StatusUnsupportedMediaType, "send the body as Content-Type: application/json")
+	}
+	if !utf8.Valid(body) {
+		return malformed("the body is not UTF-8") // it would be read as something else
 	}
 	if err := json.Unmarshal(body, new(json.RawMessage)); err != nil {
 		return malformed("the body is not JSON: " + err.Error())

@@ -33,23 +33,52 @@ func (s *Service) entries(ctx context.Context, f control.EntryFilter,
 	if f.Table, err = s.resolve(ctx, f.Site, f.Table, f.From); err != nil {
 		return nil, err
 	}
+	if err := s.fitsKey(ctx, f); err != nil {
+		return nil, err
+	}
 	all, err := list(ctx, f)
 	if err != nil {
 		return nil, err
 	}
+	return s.withColumns(ctx, all)
+}
+
+func (s *Service) withColumns(ctx context.Context, all []control.Entry) ([]Entry, error) {
 	out := make([]Entry, len(all))
 	for i, e := range all {
 		out[i].Entry = e
 		if e.Row == nil || e.LayoutID == 0 {
 			continue
 		}
-		l, err := s.layout(ctx, e.LayoutID)
+		l, err := s.Layout(ctx, e.LayoutID)
 		if err != nil {
 			return nil, err
 		}
 		out[i].Columns = columnNames(l)
 	}
 	return out, nil
+}
+
+// fitsKey refuses a key with more or fewer values than the table's: its list would
+// be empty, which says something else.
+func (s *Service) fitsKey(ctx context.Context, f control.EntryFilter) error {
+	if f.Key == nil || f.Table == "" {
+		return nil
+	}
+	t, err := s.Store.Table(ctx, f.Site, f.Table)
+	if err != nil {
+		return err
+	}
+	for _, from := range t.CapturedFrom {
+		p, err := s.Store.Panel(ctx, f.Site, f.Table, from)
+		if err != nil {
+			return err
+		}
+		if n := len(p.Source.Key); n > 0 && n != len(f.Key) {
+			return wrongArity(p, len(f.Key))
+		}
+	}
+	return nil
 }
 
 // Retry asks the receiving agent to try a change again that it has set aside.
@@ -84,11 +113,16 @@ type entryJSON struct {
 	State     string       `json:"state"`
 	Reason    string       `json:"reason"`
 	AppliedAt *time.Time   `json:"applied_at"`
+	Wish      *string      `json:"wish"` // retry or skip: asked for, and not done yet
+	WishedBy  *string      `json:"wished_by"`
 }
 
 func showEntry(e Entry) entryJSON {
 	out := entryJSON{Seq: e.Seq, Table: e.Table, From: e.From, Op: e.Op, Key: e.Key, Row: newRow(e.Columns, e.Row),
-		CreatedAt: e.CreatedAt, State: e.State, Reason: e.Reason, AppliedAt: e.AppliedAt}
+		CreatedAt: e.CreatedAt, State: e.State, Reason: e.Reason, AppliedAt: e.AppliedAt, Wish: orNull(e.Wish)}
+	if e.Wish != "" {
+		out.WishedBy = orNull(e.WishedBy)
+	}
 	if e.RequestID != 0 {
 		out.Request = &e.RequestID
 	}
@@ -118,6 +152,7 @@ func (s *Server) listQueue(c echo.Context) error {
 
 func (s *Server) listHistory(c echo.Context) error {
 	f := entryFilter(c)
+	f.Origin = c.QueryParam("origin")
 	var err error
 	if f.Before, err = positionOf(c); err != nil {
 		return err

@@ -6,8 +6,44 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"backfill/internal/backfill"
 	"backfill/internal/control"
 )
+
+// Changes of a stopped table are neither applied nor lost: they are shown as such, and
+// to retry one is to try the table.
+func TestChangesOfAStoppedTable(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`INSERT INTO backfill_control.entry (direction, table_id, layout_id, snap, op, key, row)
+		SELECT d.id, t.id, l.id, '1:1:', 'u', ARRAY[n::text], ARRAY[n::text, 'z', NULL]
+		  FROM backfill_control.direction d, backfill_control.table_config t, backfill_control.layout l, generate_series(1, 5) n
+		 WHERE d.from_side = 'school' ORDER BY n`)
+	w.exec(`UPDATE backfill_control.direction SET applied_seq = 4`)
+	w.exec(`INSERT INTO backfill_control.stopped (direction, table_id, seq, reason, since)
+		SELECT d.id, t.id, 2, 'violates check constraint', now() FROM backfill_control.direction d, backfill_control.table_config t WHERE d.from_side = 'school'`)
+	for _, state := range []string{"", "?state=stopped"} {
+		a := w.get(control.Viewer, "/api/v1/sites/maple/queue"+state)
+		require.Equal(t, []string{"3", "4", "5"}, seqs(a), "%s", a.raw)
+		require.Equal(t, "stopped", a.data()[0]["state"])
+		require.Equal(t, "violates check constraint", a.data()[0]["reason"])
+	}
+	require.Empty(t, seqs(w.get(control.Viewer, "/api/v1/sites/maple/queue?state=waiting")))
+	require.Equal(t, []string{"2", "1"}, seqs(w.get(control.Viewer, "/api/v1/sites/maple/history")))
+	panel := w.get(control.Viewer, "/api/v1/sites/maple/tables").data()[0]
+	require.Equal(t, "violates check constraint", panel["stopped"].(map[string]any)["reason"])
+	require.Equal(t, json.Number("3"), panel["lag"].(map[string]any)["waiting"])
+
+	require.Equal(t, 202, w.post(control.Reviewer, "/api/v1/sites/maple/queue/4/retry", "").status)
+	d, err := w.store.Direction(t.Context(), "maple", "school")
+	require.NoError(t, err)
+	wishes, err := w.store.Wishes(t.Context(), d.ID)
+	require.NoError(t, err)
+	require.True(t, wishes.CatchUp)
+	a := w.post(control.Reviewer, "/api/v1/sites/maple/queue/4/skip", "")
+	require.Equal(t, 409, a.status)
+	require.Contains(t, string(a.raw), "has stopped")
+	require.Equal(t, 409, w.post(control.Reviewer, "/api/v1/sites/maple/queue/1/retry", "").status, "it was applied")
+}
 
 func TestQueueAndHistory(t *testing.T) {
 	w := newWorld(t)
@@ -93,4 +129,28 @@ func TestPutTable(t *testing.T) {
 	require.Equal(t, true, a.json["create"], "what is not given stays")
 	require.Equal(t, []any{"school"}, a.json["captured_from"])
 	require.Equal(t, json.Number("2"), a.json["apply_order"])
+}
+
+func TestRemoveTable(t *testing.T) {
+	w := newWorld(t)
+	const at = "/api/v1/sites/maple/tables/public.orders"
+	open := w.post(control.Requester, "/api/v1/sites/maple/backfills", ordersBackfill)
+	require.Equal(t, 201, open.status, "%s", open.raw)
+	a := w.call(control.Admin, "DELETE", at, "")
+	require.Equal(t, 409, a.status, "%s", a.raw)
+	require.Equal(t, open.header.Get("Location"), a.json["open"])
+	id, err := open.json["id"].(json.Number).Int64()
+	require.NoError(t, err)
+	_, err = w.store.Close(t.Context(), id, "test", backfill.Cancelled, "")
+	require.NoError(t, err)
+	a = w.call(control.Admin, "DELETE", at, "")
+	require.Equal(t, 200, a.status, "%s", a.raw)
+	require.Equal(t, "public.orders", a.json["table"])
+	require.Equal(t, 404, w.call(control.Admin, "DELETE", at, "").status, "it is gone")
+	require.Equal(t, 404, w.post(control.Requester, "/api/v1/sites/maple/backfills", ordersBackfill).status)
+	require.Equal(t, 200, w.get(control.Viewer, open.header.Get("Location")).status, "its requests stay")
+	require.Equal(t, 200, w.get(control.Viewer, "/api/v1/sites/maple/history?table=public.orders").status, "its history stays")
+	require.Equal(t, "table.remove", w.get(control.Viewer, "/api/v1/audit").data()[0]["action"])
+	require.Equal(t, 422, w.call(control.Admin, "PUT", at, `{}`).status, "configured again it begins anew")
+	require.Equal(t, 200, w.call(control.Admin, "PUT", at, `{"captured_from":["school"]}`).status)
 }

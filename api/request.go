@@ -19,7 +19,7 @@ type RequestInput struct {
 	// Key is the one row wanted: a JSON array in key order, or an object by column,
 	// of strings, numbers and booleans. Empty: the whole table.
 	Key  []byte
-	Mode string // "" or "full"; "row" with a key
+	Mode string // "" or "full"; "differences"; "row" with a key
 	Note string
 }
 
@@ -42,6 +42,13 @@ func (s *Service) RequestBackfill(ctx context.Context, a Account, in RequestInpu
 	if err != nil {
 		return nil, err
 	}
+	proof := int64(0)
+	if mode == backfill.ModeDifferences {
+		if p.Proof == nil || p.Proof.Unequal == 0 {
+			return nil, fieldError(backfill.Refused, "mode", "differences needs a reconciliation of the table that found rows missing or different: run one, or use full")
+		}
+		proof = p.Proof.ID
+	}
 	var key backfill.Key
 	if mode == backfill.ModeRow && len(p.Source.Key) > 0 {
 		if key, err = parseKey(p, in.Key); err != nil {
@@ -58,22 +65,25 @@ func (s *Service) RequestBackfill(ctx context.Context, a Account, in RequestInpu
 		return nil, backfill.Errorf(backfill.Refused, "%s has no key known yet: the agent of %s has to look at it first", p.Table.Name, in.From)
 	}
 	r, err := s.Store.CreateRequest(ctx, control.NewRequest{
-		Direction: p.Direction.ID, TableID: p.Table.ID, Key: key, Mode: mode, By: a.Name, Note: in.Note,
+		Proof: proof, Direction: p.Direction.ID, TableID: p.Table.ID, Key: key, Mode: mode, By: a.Name, Note: in.Note,
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.start(ctx, r)
-	return r, nil
+	r.Waiting, err = s.Waiting(ctx, r)
+	return r, err
 }
 
 func modeOf(in RequestInput) (backfill.Mode, error) {
 	row := len(in.Key) > 0
 	switch mode := backfill.Mode(in.Mode); {
-	case in.Mode == "differences":
-		return "", fieldError(backfill.Refused, "mode", "differences is not available yet: use full")
-	case in.Mode != "" && mode != backfill.ModeFull && mode != backfill.ModeRow:
-		return "", fieldError(backfill.Invalid, "mode", "use full or row")
+	case in.Mode != "" && mode != backfill.ModeFull && mode != backfill.ModeRow && mode != backfill.ModeDifferences:
+		return "", fieldError(backfill.Invalid, "mode", "use full, row or differences")
+	case mode == backfill.ModeDifferences && row:
+		return "", fieldError(backfill.Invalid, "mode", "differences is for the table, but a key was given: leave one of them out")
+	case mode == backfill.ModeDifferences:
+		return mode, nil
 	case mode == backfill.ModeFull && row:
 		return "", fieldError(backfill.Invalid, "mode", "full is for the whole table, but a key was given: leave one of them out")
 	case mode == backfill.ModeRow && !row:
@@ -147,11 +157,7 @@ func (s *Service) resolve(ctx context.Context, site, table, from string) (string
 			}
 		}
 		if table != "" {
-			t, err := s.Store.Table(ctx, site, table)
-			if err != nil {
-				return "", err
-			}
-			return t.Name, nil
+			return s.Store.TableName(ctx, site, table)
 		}
 	}
 	if table == "" {
@@ -163,5 +169,15 @@ func (s *Service) resolve(ctx context.Context, site, table, from string) (string
 
 // Backfill returns one request, or NotFound.
 func (s *Service) Backfill(ctx context.Context, id int64) (*backfill.Request, error) {
-	return s.Store.Request(ctx, id)
+	r, err := s.Store.Request(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	r.Waiting, err = s.Waiting(ctx, r)
+	return r, err
+}
+
+// Delivery says how much of what a request has released the receiver does not have yet.
+func (s *Service) Delivery(ctx context.Context, id int64) (control.Delivery, error) {
+	return s.Store.Delivery(ctx, id)
 }

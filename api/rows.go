@@ -4,7 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/labstack/echo/v4"
 
@@ -18,7 +23,19 @@ type Rows struct {
 	Revision int64       // of the staged set, what a decision is bound to
 	Layout   *row.Layout // of Row and Receiver; nil when there are no rows
 	Rows     []control.StagedRow
-	More     bool // there are rows after the last of these
+	More     bool  // there are rows after the last of these
+	Position int64 // how many rows of the effect come before these
+}
+
+// RowsFilter says which staged rows are wanted. At most one of After, Position,
+// FromKey and Key is given.
+type RowsFilter struct {
+	Effect   backfill.Effect // "" means all; backfill.Superseded the overtaken ones
+	After    int64           // the rows after this staged position
+	Position int64           // the rows after so many of the effect
+	FromKey  backfill.Key    // the rows from where this key stands
+	Key      backfill.Key    // the row of this key alone
+	Limit    int
 }
 
 // Columns names the columns of Row and Receiver in order.
@@ -29,9 +46,8 @@ func (r *Rows) Columns() []string {
 	return columnNames(r.Layout)
 }
 
-// Rows returns up to limit staged rows after position after, in key order; effect
-// "" means all.
-func (s *Service) Rows(ctx context.Context, id int64, effect backfill.Effect, after int64, limit int) (*Rows, error) {
+// Rows returns staged rows in key order. Keys are placed by PostgreSQL.
+func (s *Service) Rows(ctx context.Context, id int64, f RowsFilter) (*Rows, error) {
 	// The revision is read before the rows: rows that change in between make a
 	// decision on it a Conflict, never a decision on rows that nobody saw.
 	r, err := s.Store.Request(ctx, id)
@@ -42,11 +58,47 @@ func (s *Service) Rows(ctx context.Context, id int64, effect backfill.Effect, af
 	if r.LayoutID == 0 {
 		return out, nil
 	}
-	if out.Layout, err = s.layout(ctx, r.LayoutID); err != nil {
+	if out.Layout, err = s.Layout(ctx, r.LayoutID); err != nil {
 		return nil, err
 	}
-	out.Rows, err = s.Store.StagedRows(ctx, id, effect, after, limit+1)
+	after, limit := f.After, f.Limit
+	key := f.FromKey
+	if key == nil {
+		key = f.Key
+	}
+	switch {
+	case key != nil:
+		if len(key) != len(out.Layout.Key) {
+			return nil, fieldError(backfill.Invalid, "key", fmt.Sprintf("the key is (%s), %d values: got %d", strings.Join(out.Layout.Key, ", "), len(out.Layout.Key), len(key)))
+		}
+		var exact bool
+		if after, exact, err = s.Store.StagedKey(ctx, id, out.Layout, key); err != nil {
+			return nil, err
+		}
+		if f.Key != nil {
+			if limit = 0; exact {
+				limit = 1
+			}
+		}
+	case f.Position > 0:
+		if after, err = s.Store.StagedAt(ctx, id, f.Effect, f.Position); err != nil {
+			return nil, err
+		}
+	}
+	if out.Position, err = s.Store.StagedRank(ctx, id, f.Effect, after); err != nil {
+		return nil, err
+	}
+	if limit == 0 {
+		return out, nil
+	}
+	out.Rows, err = s.Store.StagedRows(ctx, id, f.Effect, after, limit+1)
 	out.Rows, out.More = cut(out.Rows, limit)
+	if f.Key != nil {
+		out.More = false
+		if len(out.Rows) == 1 && !slices.Equal(out.Rows[0].Key, f.Key) {
+			out.Rows = nil // the row has another effect
+		}
+	}
 	return out, err
 }
 
@@ -96,11 +148,19 @@ type stagedJSON struct {
 	Receiver   *rowJSON        `json:"receiver"`
 	Changed    []string        `json:"changed"` // columns an overwrite would change
 	Superseded bool            `json:"superseded"`
+	Overtaken  *overtakingJSON `json:"superseded_by"` // by which change, while history has it
+}
+
+type overtakingJSON struct {
+	Seq   int64     `json:"seq"`
+	Op    string    `json:"op"`
+	At    time.Time `json:"at"`
+	State string    `json:"state"`
 }
 
 func showStaged(columns []string, r control.StagedRow) stagedJSON {
 	return stagedJSON{N: r.N, Key: r.Key, Row: newRow(columns, r.Row), Effect: r.Effect, Receiver: newRow(columns, r.Receiver),
-		Changed: Changed(columns, r), Superseded: r.SupersededBy != nil}
+		Changed: Changed(columns, r), Superseded: r.SupersededBy != nil, Overtaken: (*overtakingJSON)(r.Overtaken)}
 }
 
 // Changed names the columns in which a staged row differs from the receiver's.
@@ -123,18 +183,30 @@ func (s *Server) listRows(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	after, err := positionOf(c)
-	if err != nil {
+	f := RowsFilter{Effect: backfill.Effect(c.QueryParam("effect")), FromKey: c.QueryParams()["from_key"], Key: c.QueryParams()["key"], Limit: limitOf(c)}
+	if f.After, err = positionOf(c); err != nil {
 		return err
 	}
-	rows, err := s.service.Rows(c.Request().Context(), id, backfill.Effect(c.QueryParam("effect")), after, limitOf(c))
+	if given := c.QueryParam("position"); given != "" {
+		if f.Position, err = strconv.ParseInt(given, 10, 64); err != nil {
+			return fieldError(backfill.Invalid, "position", "is no whole number")
+		}
+	}
+	if f.After > 0 {
+		f.Position, f.FromKey = 0, nil // where the list began
+	}
+	if count(f.Position > 0, f.FromKey != nil, f.Key != nil) > 1 {
+		return fieldError(backfill.Invalid, "position", "give one of position, from_key and key")
+	}
+	rows, err := s.service.Rows(c.Request().Context(), id, f)
 	if err != nil {
 		return err
 	}
 	out := struct {
 		page[stagedJSON]
 		Revision int64 `json:"revision"`
-	}{page[stagedJSON]{Data: []stagedJSON{}}, rows.Revision}
+		Position int64 `json:"position"`
+	}{page[stagedJSON]{Data: []stagedJSON{}}, rows.Revision, rows.Position}
 	for _, r := range rows.Rows {
 		out.Data = append(out.Data, showStaged(rows.Columns(), r))
 	}
@@ -143,4 +215,13 @@ func (s *Server) listRows(c echo.Context) error {
 		out.NextCursor = &next
 	}
 	return c.JSON(http.StatusOK, out)
+}
+
+func count(conditions ...bool) (n int) {
+	for _, c := range conditions {
+		if c {
+			n++
+		}
+	}
+	return n
 }

@@ -18,6 +18,7 @@ func TestRows(t *testing.T) {
 	id := w.staged(4)
 	w.exec(`INSERT INTO backfill_control.effect (request_id, n, effect, receiver) VALUES
 		($1, 1, 'i', NULL), ($1, 2, 'o', ARRAY['2', NULL, NULL]), ($1, 3, '=', NULL)`, id)
+	w.exec(`UPDATE backfill_control.request SET classified = 3 WHERE id = $1`, id)
 	w.exec(`UPDATE backfill_control.staged SET superseded_by = 9 WHERE n = 1`)
 	a := w.get(control.Viewer, path("/backfills/%d/rows", id))
 	require.Equal(t, 200, a.status, "%s", a.raw)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	enumspb "go.temporal.io/api/enums/v1"
 	"go.temporal.io/api/serviceerror"
 	"go.temporal.io/sdk/client"
 	"go.temporal.io/sdk/temporal"
@@ -23,6 +24,13 @@ type Runs interface {
 	Pause(ctx context.Context, r *backfill.Request, by, note string) error
 	Resume(ctx context.Context, r *backfill.Request, by, note string) error
 	Cancel(ctx context.Context, r *backfill.Request, by, note string) error
+	// Judge has the effects of the staged rows judged again.
+	Judge(ctx context.Context, r *backfill.Request, by string) error
+	// Polled is when a control worker last asked for work, as far as the engine
+	// knows; the zero time when none has for minutes.
+	Polled(ctx context.Context) (time.Time, error)
+	// Reconcile starts a reconciliation's workflow.
+	Reconcile(ctx context.Context, r *backfill.Reconciliation) error
 	// Check fails while the engine is away.
 	Check(ctx context.Context) error
 }
@@ -44,6 +52,10 @@ func (t runs) Start(ctx context.Context, r *backfill.Request, reviewURL string) 
 	return workflows.Start(ctx, t.client, r, reviewURL)
 }
 
+func (t runs) Reconcile(ctx context.Context, r *backfill.Reconciliation) error {
+	return workflows.StartReconcile(ctx, t.client, r)
+}
+
 func (t runs) Approve(ctx context.Context, r *backfill.Request, by string, d Decision) error {
 	return t.update(ctx, r, workflows.Approve, workflows.Decision{By: by, Revision: d.Revision, Note: d.Note, SkipIdentical: d.SkipIdentical})
 }
@@ -62,6 +74,25 @@ func (t runs) Resume(ctx context.Context, r *backfill.Request, by, note string) 
 
 func (t runs) Cancel(ctx context.Context, r *backfill.Request, by, note string) error {
 	return t.update(ctx, r, workflows.Cancel, workflows.By{By: by, Note: note})
+}
+
+func (t runs) Judge(ctx context.Context, r *backfill.Request, by string) error {
+	return t.update(ctx, r, workflows.Judge, workflows.By{By: by})
+}
+
+func (t runs) Polled(ctx context.Context) (last time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	q, err := t.client.DescribeTaskQueue(ctx, workflows.ControlQueue, enumspb.TASK_QUEUE_TYPE_WORKFLOW)
+	if err != nil {
+		return last, err
+	}
+	for _, p := range q.Pollers {
+		if at := p.GetLastAccessTime().AsTime(); at.After(last) {
+			last = at
+		}
+	}
+	return last, nil
 }
 
 func (t runs) Check(ctx context.Context) error {
@@ -97,7 +128,7 @@ func updateError(err error) error {
 		return nil
 	case errors.As(err, &app):
 		switch app.Type() {
-		case workflows.ErrConflict, workflows.ErrInvalid, workflows.ErrNotFound, workflows.ErrRefused:
+		case workflows.ErrConflict, workflows.ErrInvalid, workflows.ErrNotFound, workflows.ErrRefused, workflows.ErrForbidden:
 			return &backfill.Error{Code: backfill.Code(app.Type()), Message: app.Message()}
 		case endedMeanwhile:
 			return unanswered(err)

@@ -26,7 +26,10 @@ type Config struct {
 	// Auth tells accounts. Default: by the service's store. Pages mounted by Extra
 	// share it, so that they agree about who is signed in.
 	Auth *Auth
-	Log  *zap.Logger
+	// Changes tells streams and pages what has changed; the server has it listen.
+	// Default: one over the service's store.
+	Changes *Changes
+	Log     *zap.Logger
 	// Registry is what /metrics shows. Default: a new one, with this server's figures only.
 	Registry *prometheus.Registry
 	// Extra mounts more routes, such as the web pages. Default: none.
@@ -40,7 +43,7 @@ type Server struct {
 	log      *zap.Logger
 	echo     *echo.Echo
 	document *openapi3.T
-	hub      *hub
+	changes  *Changes
 	took     *prometheus.HistogramVec
 	streams  prometheus.Gauge
 	timing   timing
@@ -66,7 +69,7 @@ const prefix = "/api/v1"
 func New(cfg Config) *Server {
 	s := &Server{
 		service: cfg.Service, auth: cfg.Auth, log: cfg.Log,
-		echo: echo.New(), document: loadDocument(), hub: newHub(cfg.Service.Store, cfg.Log), timing: defaultTiming,
+		echo: echo.New(), document: loadDocument(), changes: cfg.Changes, timing: defaultTiming,
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "backfill_http_request_duration_seconds", Help: "Time to answer a request, streams left out.",
 			Buckets: []float64{.005, .02, .1, .5, 2, 10, 30},
@@ -76,6 +79,9 @@ func New(cfg Config) *Server {
 	}
 	if s.auth == nil {
 		s.auth = NewAuth(cfg.Service.Store.Account)
+	}
+	if s.changes == nil {
+		s.changes = NewChanges(cfg.Service.Store, cfg.Log)
 	}
 	registry := cfg.Registry
 	if registry == nil {
@@ -103,17 +109,25 @@ func (s *Server) routes() []route {
 		{http.MethodGet, "/sites", s.listSites},
 		{http.MethodPost, "/sites", s.createSite},
 		{http.MethodGet, "/sites/{site}", s.getSite},
+		{http.MethodPatch, "/sites/{site}", s.changeSite},
 		{http.MethodPost, "/sites/{site}/epoch", s.newEpoch},
 		{http.MethodGet, "/sites/{site}/events", s.siteEvents},
+		{http.MethodGet, "/sites/{site}/gates", s.listGates},
+		{http.MethodPut, "/sites/{site}/gates", s.replaceGates},
+		{http.MethodPut, "/sites/{site}/gates/{gate}", s.putGate},
+		{http.MethodDelete, "/sites/{site}/gates/{gate}", s.deleteGate},
 		{http.MethodGet, "/sites/{site}/tables", s.listTables},
 		{http.MethodPut, "/sites/{site}/tables/{table}", s.putTable},
+		{http.MethodDelete, "/sites/{site}/tables/{table}", s.deleteTable},
 		{http.MethodPost, "/sites/{site}/backfills", s.requestBackfill},
 		{http.MethodGet, "/backfills", s.listBackfills},
 		{http.MethodGet, "/backfills/{id}", s.getBackfill},
+		{http.MethodGet, "/backfills/{id}/progress", s.getProgress},
 		{http.MethodGet, "/backfills/{id}/rows", s.listRows},
 		{http.MethodGet, "/backfills/{id}/events", s.backfillEvents},
 		{http.MethodPost, "/backfills/{id}/approve", s.decide(s.service.Approve)},
 		{http.MethodPost, "/backfills/{id}/reject", s.decide(s.service.Reject)},
+		{http.MethodPost, "/backfills/{id}/judge", s.judge},
 		{http.MethodPost, "/backfills/{id}/pause", s.hold(s.service.Pause)},
 		{http.MethodPost, "/backfills/{id}/resume", s.hold(s.service.Resume)},
 		{http.MethodPost, "/backfills/{id}/cancel", s.hold(s.service.Cancel)},
@@ -121,7 +135,21 @@ func (s *Server) routes() []route {
 		{http.MethodPost, "/sites/{site}/queue/{seq}/retry", wish("retry", s.service.Retry)},
 		{http.MethodPost, "/sites/{site}/queue/{seq}/skip", wish("skip", s.service.Skip)},
 		{http.MethodGet, "/sites/{site}/history", s.listHistory},
+		{http.MethodGet, "/sites/{site}/tables/{table}/life", s.rowLife},
+		{http.MethodGet, "/sites/{site}/tables/{table}/schedule", s.getSchedule},
+		{http.MethodPut, "/sites/{site}/tables/{table}/schedule", s.putSchedule},
+		{http.MethodPost, "/sites/{site}/reconciliations", s.requestReconciliation},
+		{http.MethodGet, "/reconciliations", s.listReconciliations},
+		{http.MethodGet, "/reconciliations/{id}", s.ofRun(s.getReconciliation)},
+		{http.MethodGet, "/reconciliations/{id}/leaves", s.ofRun(s.listLeaves)},
+		{http.MethodGet, "/reconciliations/{id}/keys", s.ofRun(s.listDifferences)},
+		{http.MethodPost, "/reconciliations/{id}/repair", s.settleKeys(http.StatusCreated, s.service.Repair)},
+		{http.MethodPost, "/reconciliations/{id}/waive", s.settleKeys(http.StatusOK, s.service.Waive)},
+		{http.MethodPost, "/reconciliations/{id}/cancel", s.ofRun(s.endReconciliation)},
+		{http.MethodGet, "/reconciliations/{id}/certificate", s.ofRun(s.certificate)},
+		{http.MethodGet, "/certificate-key", s.certificateKey},
 		{http.MethodGet, "/audit", s.listAudit},
+		{http.MethodGet, "/events", s.events},
 	}
 }
 
@@ -162,7 +190,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		s.hub.run(ctx)
+		s.changes.Listen(ctx)
 		return nil
 	})
 	g.Go(func() error {

@@ -46,14 +46,13 @@ type Service struct {
 	ConsoleURL string
 	// Namespace is the one the workflows run in. Default "default".
 	Namespace string
-	// SecondPerson refuses an approval by the account that asked for the
-	// backfill. Default false.
-	SecondPerson bool
 
+	engine  engineState
 	layouts sync.Map // id → *row.Layout; a recorded layout never changes
 }
 
-func (s *Service) layout(ctx context.Context, id int64) (*row.Layout, error) {
+// Layout returns a recorded layout.
+func (s *Service) Layout(ctx context.Context, id int64) (*row.Layout, error) {
 	if l, ok := s.layouts.Load(id); ok {
 		return l.(*row.Layout), nil
 	}
@@ -74,7 +73,9 @@ func columnNames(l *row.Layout) []string {
 }
 
 // Console is the address of a request's workflow in the engine's web console, or "".
-func (s *Service) Console(r *backfill.Request) string {
+func (s *Service) Console(r *backfill.Request) string { return s.console(r.WorkflowID()) }
+
+func (s *Service) console(workflowID string) string {
 	if s.ConsoleURL == "" {
 		return ""
 	}
@@ -82,7 +83,7 @@ func (s *Service) Console(r *backfill.Request) string {
 	if namespace == "" {
 		namespace = "default"
 	}
-	return s.ConsoleURL + "/namespaces/" + url.PathEscape(namespace) + "/workflows/" + url.PathEscape(r.WorkflowID())
+	return s.ConsoleURL + "/namespaces/" + url.PathEscape(namespace) + "/workflows/" + url.PathEscape(workflowID)
 }
 
 // ReviewURL is the address of the page where a request is read and decided, or "".

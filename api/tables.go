@@ -41,6 +41,14 @@ func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c
 	return t, nil
 }
 
+// RemoveTable takes a table out of a site.
+func (s *Service) RemoveTable(ctx context.Context, a Account, site, table string) (*backfill.Table, error) {
+	if err := a.needs(control.Admin, "removing a table"); err != nil {
+		return nil, err
+	}
+	return s.Store.RemoveTable(ctx, a.Name, site, table)
+}
+
 // inspectFor is how long a new table's configuration waits for the agents to look
 // at the table. Those that are away look later, and the conditions tell.
 const inspectFor = 5 * time.Second
@@ -110,19 +118,29 @@ type panelJSON struct {
 	Estimated         bool           `json:"estimated"`
 	Capture           captureJSON    `json:"capture"`
 	Lag               panelLagJSON   `json:"lag"`
+	Stopped           *stoppedJSON   `json:"stopped"` // why the receiver does not apply the table's changes for now
 	Backfill          panelOpenJSON  `json:"backfill"`
 	RowBackfills      []panelRowJSON `json:"row_backfills"`
 }
 
 type captureJSON struct {
-	OK      bool       `json:"ok"`
-	Since   *time.Time `json:"since"`
-	Problem *string    `json:"problem"`
+	OK       bool       `json:"ok"`
+	Since    *time.Time `json:"since"`
+	Problem  *string    `json:"problem"`
+	Gap      *string    `json:"gap"`
+	GapSince *time.Time `json:"gap_since"`
+}
+
+type stoppedJSON struct {
+	Since  time.Time `json:"since"`
+	Reason string    `json:"reason"`
 }
 
 type panelLagJSON struct {
-	Waiting int64      `json:"waiting"`
-	Oldest  *time.Time `json:"oldest"`
+	Waiting     int64      `json:"waiting"`
+	Oldest      *time.Time `json:"oldest"`
+	Held        int64      `json:"held"`
+	Quarantined int64      `json:"quarantined"`
 }
 
 // panelOpenJSON is what the table's button shows: the open request, or whether
@@ -149,10 +167,13 @@ func (s *Server) showPanel(p backfill.Panel) panelJSON {
 		SourceRows: p.Source.Rows, ReceiverRows: p.Receiver.Rows,
 		SourceCountedAt: p.Source.CountedAt, ReceiverCountedAt: p.Receiver.CountedAt,
 		CountedAt: older(p.Source.CountedAt, p.Receiver.CountedAt), Estimated: p.Source.Estimated || p.Receiver.Estimated,
-		Capture:      captureJSON{p.Source.CaptureOK, p.Source.CaptureSince, orNull(p.Source.Problem)},
-		Lag:          panelLagJSON{p.Waiting, p.Oldest},
+		Capture:      captureJSON{p.Source.CaptureOK, p.Source.CaptureSince, orNull(p.Source.Problem), orNull(p.Source.Gap), p.Source.GapSince},
+		Lag:          panelLagJSON{p.Waiting, p.Oldest, p.Held, p.Quarantined},
 		Backfill:     panelOpenJSON{CanRequest: p.CanRequest(), Conditions: p.Conditions(false)},
 		RowBackfills: []panelRowJSON{},
+	}
+	if p.Stopped != "" {
+		out.Stopped = &stoppedJSON{*p.StoppedSince, p.Stopped}
 	}
 	if r := p.Open; r != nil {
 		b := &out.Backfill
@@ -189,6 +210,14 @@ func (s *Server) putTable(c echo.Context) error {
 		return err
 	}
 	t, err := s.service.PutTable(c.Request().Context(), accountOf(c), c.Param("site"), c.Param("table"), in)
+	if err != nil {
+		return err
+	}
+	return c.JSON(http.StatusOK, showTable(t))
+}
+
+func (s *Server) deleteTable(c echo.Context) error {
+	t, err := s.service.RemoveTable(c.Request().Context(), accountOf(c), c.Param("site"), c.Param("table"))
 	if err != nil {
 		return err
 	}

@@ -131,8 +131,9 @@ func newWorld(t *testing.T) *world {
 func (w *world) serve(listener net.Listener) {
 	service := &api.Service{Store: w.store, Runs: noEngine{w.store}, Log: zap.NewNop(), ConsoleURL: "http://127.0.0.1:8233"}
 	auth := api.NewAuth(w.store.Account)
-	server := api.New(api.Config{Service: service, Auth: auth, Log: zap.NewNop(), Extra: func(e *echo.Echo) {
-		ui.Mount(e, service, ui.Options{Auth: auth, AgentAway: time.Hour})
+	changes := api.NewChanges(w.store, zap.NewNop())
+	server := api.New(api.Config{Service: service, Auth: auth, Changes: changes, Log: zap.NewNop(), Extra: func(e *echo.Echo) {
+		ui.Mount(e, service, ui.Options{Auth: auth, Changes: changes, AgentAway: time.Hour})
 	}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -170,8 +171,9 @@ func (w *world) request(table string, state backfill.State) int64 {
 // noEngine decides as the workflows do, without a workflow engine.
 type noEngine struct{ store *control.Store }
 
-func (e noEngine) Start(context.Context, *backfill.Request, string) error { return nil }
-func (e noEngine) Check(context.Context) error                            { return nil }
+func (e noEngine) Start(context.Context, *backfill.Request, string) error    { return nil }
+func (e noEngine) Reconcile(context.Context, *backfill.Reconciliation) error { return nil }
+func (e noEngine) Check(context.Context) error                               { return nil }
 
 func (e noEngine) Approve(ctx context.Context, r *backfill.Request, by string, d api.Decision) error {
 	_, err := e.store.Approve(ctx, r.ID, control.Decision{By: by, Revision: d.Revision, Note: d.Note, SkipIdentical: d.SkipIdentical})
@@ -184,12 +186,19 @@ func (e noEngine) Reject(ctx context.Context, r *backfill.Request, by string, d 
 }
 
 func (e noEngine) Pause(ctx context.Context, r *backfill.Request, by, note string) error {
-	_, err := e.store.Pause(ctx, r.ID, by, true)
+	_, err := e.store.Pause(ctx, r.ID, by, note, true)
 	return err
 }
 
 func (e noEngine) Resume(ctx context.Context, r *backfill.Request, by, note string) error {
-	_, err := e.store.Pause(ctx, r.ID, by, false)
+	_, err := e.store.Pause(ctx, r.ID, by, note, false)
+	return err
+}
+
+func (e noEngine) Polled(context.Context) (time.Time, error) { return time.Now(), nil }
+
+func (e noEngine) Judge(ctx context.Context, r *backfill.Request, by string) error {
+	_, err := e.store.Rejudge(ctx, r.ID, by)
 	return err
 }
 
@@ -264,6 +273,7 @@ func fill(ctx context.Context, dsn string) error {
 }
 
 var fillSQL = []string{`
+	INSERT INTO backfill_control.attendance (name, seen_at) VALUES ('control-1', now() + interval '1 day')`, `
 	UPDATE backfill_control.side SET agent = 'agent-' || name || '-1', agent_seen_at = clock_timestamp() - interval '2 seconds',
 	       database = CASE name WHEN 'school' THEN 'school.db.internal:5432/records' ELSE 'central.db.internal:5432/records' END`, `
 	UPDATE backfill_control.side SET agent_seen_at = clock_timestamp() - interval '3 days 4 hours' WHERE site = 'oak' AND name = 'central'`, `
@@ -355,12 +365,25 @@ var fillSQL = []string{`
 	       LATERAL (SELECT (1 + n / 180)::text AS student, (date '2025-09-01' + (n % 180)::int)::text AS day) k
 	 WHERE t.name = 'public.attendance'`, `
 	INSERT INTO backfill_control.effect (request_id, n, effect, receiver)
-	SELECT request_id, n, CASE WHEN n % 100 < 91 THEN 'i' WHEN n % 100 < 97 THEN 'o' ELSE '=' END::"char",
+	SELECT request_id, n, CASE WHEN n % 100 < 91 THEN 'i' WHEN n % 100 < 97 THEN 'o' WHEN n % 100 < 99 THEN '=' ELSE '?' END::"char",
 	       CASE WHEN n % 100 BETWEEN 91 AND 96 THEN row[1:2] || '6A'::text || row[4:4] || ARRAY['old' || n || '@maple.example'] || row[6:] END
-	  FROM backfill_control.staged JOIN backfill_control.request r ON r.id = request_id WHERE n % 100 < 99 AND r.staged > 3 AND r.walked_at IS NOT NULL`, `
+	  FROM backfill_control.staged JOIN backfill_control.request r ON r.id = request_id WHERE r.staged > 3 AND r.walked_at IS NOT NULL`, `
 	INSERT INTO backfill_control.effect (request_id, n, effect, receiver)
 	SELECT request_id, n, (ARRAY['o', 'i', '='])[n]::"char", CASE WHEN n = 1 THEN row[1:2] || '6A'::text || row[4:6] || '0.00'::text || row[8:] END
 	  FROM backfill_control.staged JOIN backfill_control.request r ON r.id = request_id WHERE r.staged <= 3`,
+
+	`
+	INSERT INTO backfill_control.judged (request_id, upto, n_insert, n_overwrite, n_identical)
+	SELECT request_id, max(n), count(*) FILTER (WHERE effect = 'i'), count(*) FILTER (WHERE effect = 'o'), count(*) FILTER (WHERE effect = '=')
+	  FROM backfill_control.effect GROUP BY request_id, (n - 1) / 10000`, `
+	UPDATE backfill_control.request r SET classified = j.upto FROM (SELECT request_id, max(upto) AS upto FROM backfill_control.judged GROUP BY 1) j WHERE j.request_id = r.id`,
+
+	// How the walk of the attendance went, and what held it back.
+	`
+	INSERT INTO backfill_control.progress (request_id, at, releasing, rows, throttled)
+	SELECT r.id, r.started_at + n * interval '25 seconds', false, r.staged / 48 * least(n, 18 + greatest(n - 26, 0) * 30 / 24), 25 * least(greatest(n - 18, 0), 8)
+	  FROM backfill_control.request r, generate_series(0, 48) n WHERE r.state = 'IN_PROGRESS'`, `
+	INSERT INTO backfill_control.throttled SELECT id, 'replica', 'replica_lag', 200 FROM backfill_control.request WHERE state = 'IN_PROGRESS'`,
 
 	// What was decided.
 	`
@@ -377,6 +400,11 @@ var fillSQL = []string{`
 	       CASE WHEN n % 17 <> 0 THEN ARRAY[(n * 31)::text, CASE WHEN n = 395 THEN @hostile ELSE 'Ada Okafor' END, '8B', '2009-04-11', NULL, '2024-08-20 08:00:00+00', '12.50', '', 't'] END
 	  FROM generate_series(1, 400) n, backfill_control.table_config t JOIN backfill_control.direction d ON d.site = t.site AND d.from_side = 'school'
 	 WHERE t.site = 'maple' AND t.name IN ('public.students')`, `
+	INSERT INTO backfill_control.entry (direction, table_id, snap, op, key, created_at)
+	SELECT d.id, t.id, '20:20:', 'u', ARRAY['5'], now() - interval '5 minutes'
+	  FROM backfill_control.table_config t JOIN backfill_control.direction d ON d.site = t.site AND d.from_side = 'central' WHERE t.name = 'public.teachers'`, `
+	UPDATE backfill_control.staged SET superseded_by = (SELECT max(e.seq) FROM backfill_control.entry e JOIN backfill_control.table_config t ON t.id = e.table_id WHERE t.name = 'public.teachers')
+	 WHERE superseded_by IS NOT NULL`, `
 	UPDATE backfill_control.direction d SET applied_at = clock_timestamp() - interval '3 seconds', applied_seq = CASE WHEN d.site = 'maple' AND d.from_side = 'school' THEN
 	       (SELECT max(seq) - 12 FROM backfill_control.entry e WHERE e.direction = d.id) ELSE 0 END`, `
 	INSERT INTO backfill_control.ack (direction, seq, at)
@@ -386,4 +414,9 @@ var fillSQL = []string{`
 	       (ARRAY['waits for its parent in public.classes (class)=(8B)', 'null value in column "email" of relation "students" violates not-null constraint (SQLSTATE 23502)',
 	              'value too long for type character varying(8) (SQLSTATE 22001)', 'null value in column "email" of relation "students" violates not-null constraint (SQLSTATE 23502) ' || @hostile])[1 + e.seq % 4], e.created_at
 	  FROM backfill_control.entry e JOIN backfill_control.direction d ON d.id = e.direction WHERE e.seq BETWEEN 370 AND 377`,
+}
+
+// decision is one that came as a signal.
+func decision(by string, revision int64) control.Decision {
+	return control.Decision{By: by, Revision: revision, Note: "no", Via: backfill.ViaTemporal}
 }

@@ -24,6 +24,7 @@ const pageSize = 50
 type chip struct {
 	Text, Href string
 	Current    bool
+	Count      int64
 }
 
 // field is one column's value; nil is NULL.
@@ -38,11 +39,12 @@ type entryPart struct {
 	State  statePart
 	Fields []field
 	// What may be done with it from the Queue.
-	SetAside, Backfillable bool
+	SetAside, Stopped, Backfillable bool
 }
 
 var entryStates = map[string]statePart{
 	"waiting":     {"Waiting", "clock", "quiet"},
+	"stopped":     {"Stopped", "alert", "bad"},
 	"held":        {"Held", "pause", "warn"},
 	"quarantined": {"Quarantined", "alert", "bad"},
 	"skipped":     {"Skipped", "slash", "quiet"},
@@ -58,7 +60,8 @@ func entryParts(list []api.Entry) []entryPart {
 				x.Fields = append(x.Fields, field{name, e.Row[j]})
 			}
 		}
-		x.SetAside = e.Entry.State == "held" || e.Entry.State == "quarantined"
+		x.SetAside = (e.Entry.State == "held" || e.Entry.State == "quarantined") && e.Wish == ""
+		x.Stopped = e.Entry.State == "stopped"
 		x.Backfillable = len(e.Key) > 0 && (e.Entry.State == "skipped" || e.Entry.State == "quarantined")
 		out[i] = x
 	}
@@ -70,6 +73,17 @@ func (e *entryPart) BackfillBody() map[string]any {
 	return map[string]any{"table": e.Table, "from": e.From, "key": e.Key}
 }
 
+// Life is the address of what happened to the change's row.
+func (e *entryPart) Life(site string) string { return lifePath(site, e.Table, e.Key) }
+
+// Wished says what somebody asked the receiving agent to do with the change.
+func (e *entryPart) Wished() string {
+	if e.Wish == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s asked for by %s: the receiving agent does it on its next cycle", capitalise(e.Wish), e.WishedBy)
+}
+
 type queueData struct {
 	Site                 string
 	Chips                []chip
@@ -79,19 +93,11 @@ type queueData struct {
 	NoDeciding, NoAsking string // why this account may not; "" when it may
 }
 
-var queueStates = []string{"", "waiting", "held", "quarantined", "skipped"}
+var queueStates = []string{"", "waiting", "stopped", "held", "quarantined", "skipped"}
 
 func (p *pages) queue(c echo.Context, a api.Account) (*view, error) {
 	ctx, site := c.Request().Context(), c.Param("site")
 	d := queueData{Site: site, State: c.QueryParam("state")}
-	for _, s := range queueStates {
-		x := chip{"Open", "/sites/" + site + "/queue", s == d.State}
-		if s != "" {
-			x.Text = entryStates[s].Text
-			x.Href += "?state=" + s
-		}
-		d.Chips = append(d.Chips, x)
-	}
 	if d.State != "" && entryStates[d.State].Text == "" {
 		return nil, redirect("/sites/" + site + "/queue")
 	}
@@ -99,9 +105,18 @@ func (p *pages) queue(c echo.Context, a api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	aside, err := p.aside(ctx, site)
+	aside, err := p.service.Aside(ctx, site)
 	if err != nil {
 		return nil, err
+	}
+	counts := map[string]int64{"held": aside.Held, "quarantined": aside.Quarantined, "skipped": aside.Skipped}
+	for _, s := range queueStates {
+		x := chip{"Open", "/sites/" + site + "/queue", s == d.State, counts[s]}
+		if s != "" {
+			x.Text = entryStates[s].Text
+			x.Href += "?state=" + s
+		}
+		d.Chips = append(d.Chips, x)
 	}
 	if len(list) > pageSize {
 		list = list[:pageSize]
@@ -115,14 +130,14 @@ func (p *pages) queue(c echo.Context, a api.Account) (*view, error) {
 		d.NoAsking = lacks(a, control.Requester, "requesting a backfill")
 	}
 	return &view{template: "queue", Title: "Queue of " + site, Crumbs: siteCrumbs(site), Tabs: siteTabs(site, "queue", aside),
-		Events: []string{siteEvents(site)}, Refresh: 15, Data: d}, nil
+		Events: siteEvents(site), Refresh: 15, Data: d}, nil
 }
 
 type historyData struct {
 	Site       string
 	Tables     []string
 	Table, Key string
-	KeyHint    string
+	Origin     string
 	Problem    string
 	Entries    []entryPart
 	More       string
@@ -135,8 +150,11 @@ func (p *pages) history(c echo.Context, _ api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := historyData{Site: site, Table: c.QueryParam("table"), Key: c.QueryParam("key")}
-	d.Filtered = d.Table != "" || d.Key != ""
+	d := historyData{Site: site, Table: c.QueryParam("table"), Key: c.QueryParam("key"), Origin: c.QueryParam("origin")}
+	if d.Origin != "captured" && d.Origin != "backfill" {
+		d.Origin = ""
+	}
+	d.Filtered = d.Table != "" || d.Key != "" || d.Origin != ""
 	var keyColumns []string
 	for i := range panels {
 		name := panels[i].Table.Name
@@ -147,7 +165,7 @@ func (p *pages) history(c echo.Context, _ api.Account) (*view, error) {
 			keyColumns = panels[i].Source.Key
 		}
 	}
-	f := control.EntryFilter{Site: site, Table: d.Table, Before: position(c, "before"), Limit: pageSize + 1}
+	f := control.EntryFilter{Site: site, Table: d.Table, Origin: d.Origin, Before: position(c, "before"), Limit: pageSize + 1}
 	f.Key, d.Problem = typedKey(d.Key, keyColumns)
 	var list []api.Entry
 	if d.Problem == "" {
@@ -155,7 +173,7 @@ func (p *pages) history(c echo.Context, _ api.Account) (*view, error) {
 			return nil, err
 		}
 	}
-	aside, err := p.aside(ctx, site)
+	aside, err := p.service.Aside(ctx, site)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +185,7 @@ func (p *pages) history(c echo.Context, _ api.Account) (*view, error) {
 	v := &view{template: "history", Title: "History of " + site, Crumbs: siteCrumbs(site), Tabs: siteTabs(site, "history", aside), Data: d}
 	// The newest page moves; older ones stay as they are while they are read.
 	if f.Before == 0 {
-		v.Events = []string{siteEvents(site)}
+		v.Events = siteEvents(site)
 	}
 	return v, nil
 }
@@ -194,10 +212,19 @@ func typedKey(s string, columns []string) (key backfill.Key, problem string) {
 }
 
 type auditData struct {
-	Site    string
-	Entries []auditPart
-	More    string
+	Site     string
+	Account  string
+	Action   string
+	Actions  []chip // Href is the value
+	Request  string
+	Filtered bool
+	Entries  []auditPart
+	More     string
 }
+
+// auditActions are the kinds of actions one may look for.
+var auditActions = []chip{{Text: "Everything"}, {Text: "Backfills", Href: "backfill"}, {Text: "Requested", Href: "backfill.request"}, {Text: "Approved", Href: "backfill.approve"},
+	{Text: "Rejected", Href: "backfill.reject"}, {Text: "Retried or skipped changes", Href: "queue"}, {Text: "Table configuration", Href: "table"}, {Text: "Site settings", Href: "site"}}
 
 type auditPart struct {
 	control.AuditEntry
@@ -208,15 +235,26 @@ type auditPart struct {
 func (p *pages) audit(c echo.Context, _ api.Account) (*view, error) {
 	ctx, site := c.Request().Context(), c.Param("site")
 	before := position(c, "before")
-	list, err := p.service.Audit(ctx, site, before, pageSize+1)
+	d := auditData{Site: site, Account: strings.TrimSpace(c.QueryParam("account")), Action: c.QueryParam("action"), Request: strings.TrimSpace(c.QueryParam("request"))}
+	for _, x := range auditActions {
+		x.Current = x.Href == d.Action
+		d.Actions = append(d.Actions, x)
+	}
+	f := control.AuditFilter{Site: site, Account: d.Account, Action: d.Action, Before: before, Limit: pageSize + 1}
+	if d.Request != "" {
+		if f.Request, _ = strconv.ParseInt(strings.TrimPrefix(d.Request, "#"), 10, 64); f.Request == 0 {
+			f.Request = -1 // no request is called that
+		}
+	}
+	d.Filtered = d.Account != "" || d.Action != "" || d.Request != ""
+	list, err := p.service.Audit(ctx, f)
 	if err != nil {
 		return nil, err
 	}
-	aside, err := p.aside(ctx, site)
+	aside, err := p.service.Aside(ctx, site)
 	if err != nil {
 		return nil, err
 	}
-	d := auditData{Site: site}
 	if len(list) > pageSize {
 		list = list[:pageSize]
 		d.More = more(c, "before", list[pageSize-1].ID)
@@ -226,7 +264,7 @@ func (p *pages) audit(c echo.Context, _ api.Account) (*view, error) {
 	}
 	v := &view{template: "audit", Title: "Audit of " + site, Crumbs: siteCrumbs(site), Tabs: siteTabs(site, "audit", aside), Data: d}
 	if before == 0 {
-		v.Events = []string{siteEvents(site)}
+		v.Events = siteEvents(site)
 	}
 	return v, nil
 }

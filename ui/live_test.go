@@ -206,6 +206,7 @@ func TestQueueActions(t *testing.T) {
 	b := w.open(adminToken, "/sites/maple/queue")
 	b.click("#q371-retry")
 	b.until(`document.querySelector("#toast").innerText.includes("retry change 371")`)
+	b.until(`document.querySelector("#q371").innerText.includes("Retry asked for by ada") && !document.querySelector("#q371-retry")`)
 	wish := func(seq int) (wish string) {
 		require.NoError(t, w.db.QueryRow(t.Context(), `SELECT coalesce(wish, '') FROM backfill_control.quarantine WHERE seq = $1`, seq).Scan(&wish))
 		return wish

@@ -16,7 +16,7 @@ import (
 // everyPage lists a page of each kind.
 func (w *world) everyPage() []string {
 	out := []string{"/", "/sites/maple", "/sites/maple?open=3-school&open=4-school", "/sites/birch", "/sites/maple/queue", "/sites/maple/queue?state=skipped",
-		"/sites/maple/history", "/sites/maple/history?table=public.students&key=31", "/sites/maple/audit", "/backfills/99999"}
+		"/sites/maple/history", "/sites/maple/history?table=public.students&key=31", "/sites/maple/history?origin=backfill", "/sites/maple/row?table=public.students&key=31", "/sites/maple/row", "/sites/maple/audit", "/sites/maple/audit?action=backfill", "/backfills/99999"}
 	for table, state := range map[string]backfill.State{
 		"public.students": backfill.AwaitingReview, "public.guardians": backfill.AwaitingReview, "public.attendance": backfill.InProgress,
 		"public.teachers": backfill.Releasing, "public.rooms": backfill.Pending, "public.loans": backfill.Finished,

@@ -1,9 +1,11 @@
 package ui
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -37,11 +39,16 @@ type requestData struct {
 	Version  string // changes when rows that were read may have changed
 	Judged   int64  // rows with a known effect; when it grows, unknown ones may have become known
 	Growing  bool   // more rows may come
+	Charts   []*chart
+	Held     []string         // how long which gate has held it back
+	Delivery control.Delivery // of what was released
+	Life     string           // the page of a row's life, to which its key is added
 
-	Decide, Pause, Resume, Cancel bool   // what the state and the account allow
-	Refused                       string // why this account may not decide
-	Console                       string
-	Approval, Rejection           signal
+	Decide, Pause, Resume, Cancel, Judge bool // what the state and the account allow
+
+	Refused             string // why this account may not decide
+	Console             string
+	Approval, Rejection signal
 }
 
 // step is one station of a request's life.
@@ -57,9 +64,10 @@ type phase struct {
 	Done, Of   int64
 	Percent    int
 	Rate       string
-	ETA        *time.Time
-	Spoken     string // for announcing; it changes every tenth
-	Indefinite bool   // how much there is to do is not known
+	Left       string     // how long it should still take
+	ETA        *time.Time // exactly
+	Spoken     string     // for announcing; it changes every tenth
+	Indefinite bool       // how much there is to do is not known
 }
 
 // figure is a number with its name; those of effects filter the list.
@@ -68,6 +76,14 @@ type figure struct {
 	Value            int64
 	Href             string
 	Current          bool
+}
+
+// Filter is the effect a figure narrows the list to, "" for all.
+func (f figure) Filter() string {
+	if f.Kind == "all" {
+		return ""
+	}
+	return f.Kind
 }
 
 // segment is a part of a bar, in per cent of its width.
@@ -89,27 +105,49 @@ func (p *pages) request(c echo.Context, a api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	rows, err := p.service.Rows(ctx, id, "", 0, 0) // for the layout alone
+	var layout *row.Layout
+	if r.LayoutID != 0 {
+		if layout, err = p.service.Layout(ctx, r.LayoutID); err != nil {
+			return nil, err
+		}
+	}
+	second, err := p.service.NeedsSecond(ctx, a, r)
 	if err != nil {
+		return nil, err
+	}
+	if r.Waiting, err = p.service.Waiting(ctx, r); err != nil {
 		return nil, err
 	}
 	d := requestData{
 		Request: r, look: looks[r.State], Whole: r.Key == nil, Steps: steps(r), Phase: phaseOf(r, p.Now()),
-		EffectOf: c.QueryParam("effect"), Layout: rows.Layout, Console: p.service.Console(r),
+		EffectOf: c.QueryParam("effect"), Layout: layout, Console: p.service.Console(r),
 		Version: fmt.Sprintf("%d-%d", r.Revision, r.Superseded), Judged: r.Staged - r.Effects[backfill.Unknown],
 		Growing: r.State == backfill.Pending || r.State == backfill.InProgress,
 	}
+	if r.Released > 0 {
+		if d.Delivery, err = p.service.Delivery(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	if r.StartedAt != nil {
+		if err := p.course(ctx, &d); err != nil {
+			return nil, err
+		}
+	}
+	d.Life = "/sites/" + r.Site + "/row?" + url.Values{"table": {r.Table}}.Encode()
 	d.effects()
 	d.outcome()
 	d.columns()
-	d.allowed(p.service, a)
+	d.allowed(second, a)
 	d.Approval, d.Rejection = signals(r, a.Name)
 
 	v := &view{template: "request", Title: fmt.Sprintf("%s: %s", r.Table, lower(d.Word)), Data: &d,
 		Crumbs: append(siteCrumbs(r.Site), crumb{fmt.Sprintf("Request %d", r.ID), fmt.Sprintf("/backfills/%d", r.ID)})}
 	if r.State.Open() {
-		v.Events = []string{fmt.Sprintf("/api/v1/backfills/%d/events", r.ID)}
+		v.Events = api.Topics{Requests: []int64{r.ID}}
 		v.Refresh = 15
+	} else if d.Delivery.Waiting > 0 || d.Delivery.Held > 0 {
+		v.Events = api.Topics{Sites: []string{r.Site}}
 	}
 	return v, nil
 }
@@ -139,12 +177,15 @@ func steps(r *backfill.Request) []step {
 		all[1].At, all[1].Text = r.StartedAt, "began"
 	}
 	if r.ReviewedAt != nil {
-		all[2].Text = "by " + r.ReviewedBy
+		all[2].Text = "by " + reviewer(r)
 	}
 	if r.State.Open() {
 		all[at].Class = "now"
 		if r.State == backfill.Pending {
 			all[1].Text = "waits for the agent of " + r.From
+			if r.Waiting != "" {
+				all[1].Text = "not begun" // what it waits for is said beside
+			}
 		}
 		if r.State == backfill.AwaitingReview {
 			all[2].Text = "waits for a person"
@@ -158,7 +199,7 @@ func steps(r *backfill.Request) []step {
 		all[3].Text = plural(r.Released, "row") + " released"
 		return append(all, end)
 	case backfill.Rejected:
-		return append(all[:2], step{Name: "Rejected", Class: "stop", At: r.ReviewedAt, Text: "by " + r.ReviewedBy})
+		return append(all[:2], step{Name: "Rejected", Class: "stop", At: r.ReviewedAt, Text: "by " + reviewer(r)})
 	case backfill.Failed:
 		end.Class = "failed"
 	}
@@ -173,6 +214,41 @@ func steps(r *backfill.Request) []step {
 	return append(all[:at], end)
 }
 
+// course draws how the walk and the release went, and says what held them back.
+func (p *pages) course(ctx context.Context, d *requestData) error {
+	progress, err := p.service.Progress(ctx, d.ID)
+	if err != nil {
+		return err
+	}
+	var walk, release []point
+	for _, x := range progress.Points {
+		to := &walk
+		if x.Releasing {
+			to = &release
+		}
+		*to = append(*to, point{x.At, x.Rows, x.Throttled.Seconds()})
+	}
+	for _, c := range []*chart{drawChart("walk", "Walk", walk), drawChart("release", "Release", release)} {
+		if c != nil {
+			d.Charts = append(d.Charts, c)
+		}
+	}
+	for _, x := range progress.Throttles {
+		if x.Seconds >= 1 {
+			d.Held = append(d.Held, fmt.Sprintf("%s (%s) for %s", x.Gate, x.Kind, spell(time.Duration(x.Seconds*float64(time.Second)))))
+		}
+	}
+	return nil
+}
+
+// reviewer is who decided, and by what way when no account stands behind the name.
+func reviewer(r *backfill.Request) string {
+	if r.ReviewedVia == backfill.ViaTemporal {
+		return r.ReviewedBy + " via Temporal"
+	}
+	return r.ReviewedBy
+}
+
 func phaseOf(r *backfill.Request, now time.Time) *phase {
 	p := &phase{Percent: r.Percent(), ETA: r.ETA(now)}
 	switch r.State {
@@ -180,12 +256,18 @@ func phaseOf(r *backfill.Request, now time.Time) *phase {
 		p.Name, p.Done, p.Of = "staged", r.Staged, r.Expected
 		p.Indefinite = r.Expected == 0
 	case backfill.Releasing:
-		p.Name, p.Done, p.Of = "released", r.ReleasedUpTo, r.Staged
+		p.Name, p.Done, p.Of = "gone through", r.ReleasedUpTo, r.Staged
 	default:
 		return nil
 	}
 	if rate := r.Rate(now); rate >= 1 {
 		p.Rate = num(int64(math.Round(rate))) + " rows/s"
+	}
+	if p.ETA != nil {
+		p.Left = "about " + spell(p.ETA.Sub(now)) + " left"
+		if late := r.ETA90(now); late != nil && late.Sub(*p.ETA) > p.ETA.Sub(now)/5 {
+			p.Left += ", " + spell(late.Sub(now)) + " at worst"
+		}
 	}
 	p.Spoken = fmt.Sprintf("%s %d %%", looks[r.State].Word, p.Percent/10*10)
 	return p
@@ -207,7 +289,7 @@ func (d *requestData) effects() {
 	d.Effects = []figure{{Kind: "all", Label: "Staged", Why: "rows read from " + d.From, Value: d.Staged, Href: href, Current: true}}
 	for _, e := range effectFigures {
 		f := figure{string(e.effect), e.label, fmt.Sprintf(e.why, d.To), d.Request.Effects[e.effect], href + "?effect=" + string(e.effect), d.EffectOf == string(e.effect)}
-		if f.Current {
+		if f.Current || d.EffectOf == string(backfill.Superseded) {
 			d.Effects[0].Current = false
 		}
 		d.Effects = append(d.Effects, f)
@@ -224,8 +306,12 @@ func (d *requestData) outcome() {
 		return
 	}
 	d.Outcome = []figure{
-		{Kind: "released", Label: "Released", Why: "sent to " + d.To, Value: d.Released},
+		{Kind: "released", Label: "Released", Why: d.delivered(), Value: d.Released},
 		{Kind: "superseded", Label: "Superseded", Why: "a newer change overtook them", Value: d.Superseded},
+	}
+	if d.Superseded > 0 {
+		d.Outcome[1].Href = fmt.Sprintf("/backfills/%d?effect=superseded", d.ID)
+		d.Outcome[1].Current = d.EffectOf == "superseded"
 	}
 	if d.SkipIdentical || d.Skipped > 0 {
 		d.Outcome = append(d.Outcome, figure{Kind: "skipped", Label: "Skipped", Why: d.To + " held the same", Value: d.Skipped})
@@ -238,6 +324,31 @@ func (d *requestData) outcome() {
 		d.Outcome = append(d.Outcome, figure{Kind: "left", Label: "Left", Why: why, Value: left})
 	}
 	d.Final = bar(d.Outcome)
+}
+
+// delivered says where the released rows are.
+func (d *requestData) delivered() string {
+	x := d.Delivery
+	var parts []string
+	if x.Waiting > 0 {
+		parts = append(parts, num(x.Waiting)+" on the way to "+d.To)
+	}
+	if x.Held > 0 {
+		parts = append(parts, num(x.Held)+" held")
+	}
+	if x.Quarantined > 0 {
+		parts = append(parts, num(x.Quarantined)+" quarantined")
+	}
+	if x.Skipped > 0 {
+		parts = append(parts, num(x.Skipped)+" skipped")
+	}
+	switch {
+	case len(parts) > 0:
+		return strings.Join(parts, ", ")
+	case d.Released == 0:
+		return "none sent to " + d.To + " yet"
+	}
+	return "all have arrived at " + d.To
 }
 
 // bar lays figures side by side. Whatever is not zero can be seen.
@@ -322,8 +433,14 @@ func (d *requestData) Summary() string {
 	return strings.Join(parts, ", ") + "."
 }
 
+// Reviewer is who decided, and by what way.
+func (d *requestData) Reviewer() string { return reviewer(d.Request) }
+
 // Shown is how many rows the list has under its filter.
 func (d *requestData) Shown() int64 {
+	if d.EffectOf == string(backfill.Superseded) {
+		return d.Superseded
+	}
 	for _, f := range d.Effects {
 		if f.Current {
 			return f.Value
@@ -332,18 +449,19 @@ func (d *requestData) Shown() int64 {
 	return d.Staged
 }
 
-func (d *requestData) allowed(s *api.Service, a api.Account) {
+func (d *requestData) allowed(second bool, a api.Account) {
 	may := a.Role.Covers(control.Requester)
 	d.Pause = may && d.Pausable(true) == nil
 	d.Resume = may && d.Pausable(false) == nil
 	d.Cancel = may && d.Cancellable() == nil
+	d.Judge = may && d.Judgeable() == nil
 	if d.State != backfill.AwaitingReview {
 		return
 	}
 	switch {
 	case !a.Role.Covers(control.Reviewer):
 		d.Refused = capitalise(lacks(a, control.Reviewer, "deciding"))
-	case s.SecondPerson && d.RequestedBy == a.Name:
+	case second:
 		d.Decide = true
 		d.Refused = "You asked for this backfill: another reviewer has to approve it."
 	default:

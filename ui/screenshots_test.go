@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -13,11 +14,18 @@ import (
 	"backfill/internal/backfill"
 )
 
-var screenshots = flag.String("screenshots", "", "write pictures of every page to this directory")
+var (
+	screenshots = flag.String("screenshots", "", "write the pictures of the documentation to this directory")
+	every       = flag.Bool("every", false, "every page, narrow and wide, light and dark")
+)
 
-// TestScreenshots draws every page, narrow and wide, light and dark:
+// documented are the pictures that the documentation shows.
+var documented = []string{"sites", "tables", "table-open", "ask", "review", "review-overwrite", "review-narrow-dark", "approve", "walking", "finished", "superseded", "queue", "history", "life", "audit"}
+
+// TestScreenshots draws pages: NAME.png is wide and light, NAME-dark, NAME-narrow and
+// NAME-narrow-dark are the others.
 //
-//	go test ./ui -run TestScreenshots -args -screenshots $PWD/docs/img
+//	go test ./ui -run TestScreenshots -args -screenshots $PWD/docs/img -every
 func TestScreenshots(t *testing.T) {
 	if *screenshots == "" {
 		t.Skip("no -screenshots DIR")
@@ -25,7 +33,7 @@ func TestScreenshots(t *testing.T) {
 	require.NoError(t, os.MkdirAll(*screenshots, 0o755))
 	w := newWorld(t)
 	review, rejected := w.request("public.students", backfill.AwaitingReview), w.request("public.enrollments", backfill.Rejected)
-	ready := `document.querySelector(".tail") === null || document.querySelector(".window .r .swatch") !== null || document.querySelector(".tail").dataset.text.startsWith("No rows")`
+	ready := `document.querySelector(".tail") === null || document.querySelector(".window .r .swatch") !== null || document.querySelector(".tail").dataset.text.startsWith("No row")`
 	for _, p := range []struct {
 		name, path string
 		act        string
@@ -47,12 +55,18 @@ func TestScreenshots(t *testing.T) {
 		{name: "failed", path: fmt.Sprintf("/backfills/%d", w.request("public.enrollments", backfill.Failed))},
 		{name: "queue", path: "/sites/maple/queue"},
 		{name: "history", path: "/sites/maple/history"},
+		{name: "superseded", path: fmt.Sprintf("/backfills/%d?effect=superseded", w.request("public.teachers", backfill.Releasing)), act: `document.querySelector('.window .r').focus()`},
+		{name: "life", path: "/sites/maple/row?table=public.students&key=11656"},
 		{name: "audit", path: "/sites/maple/audit"},
 		{name: "missing", path: "/backfills/99999"},
 	} {
 		b := w.open(adminToken, p.path)
 		for _, scheme := range []string{"light", "dark"} {
 			for _, width := range []int64{1280, 360} {
+				name := p.name + map[int64]string{360: "-narrow"}[width] + map[string]string{"dark": "-dark"}[scheme]
+				if !*every && !slices.Contains(documented, name) {
+					continue
+				}
 				height := map[int64]int64{1280: 860, 360: 740}[width]
 				b.scheme(scheme)
 				b.do(chromedp.EmulateViewport(width, height), chromedp.Navigate(w.url+p.path))
@@ -61,7 +75,7 @@ func TestScreenshots(t *testing.T) {
 					eval[any](b, p.act+", null")
 				}
 				b.until(`document.getAnimations().length === 0`)
-				b.picture(filepath.Join(*screenshots, fmt.Sprintf("%s-%d-%s.png", p.name, width, scheme)))
+				b.picture(filepath.Join(*screenshots, name+".png"))
 				require.LessOrEqual(t, eval[int](b, `document.documentElement.scrollWidth - innerWidth`), 0, "%s scrolls sideways at %d", p.path, width)
 			}
 		}
@@ -69,7 +83,10 @@ func TestScreenshots(t *testing.T) {
 			b.clean()
 		}
 	}
+	if !*every {
+		return
+	}
 	b := w.open("", "/signin")
 	b.do(chromedp.EmulateViewport(1280, 860))
-	b.picture(filepath.Join(*screenshots, "signin-1280-light.png"))
+	b.picture(filepath.Join(*screenshots, "signin.png"))
 }

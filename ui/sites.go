@@ -1,10 +1,10 @@
 package ui
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -25,6 +25,7 @@ type sidePart struct {
 type lagPart struct {
 	control.Lag
 	Captured bool // some table is captured this way; the other direction is quiet by nature
+	Old      bool // the source's agent is silent: what it last told may have changed
 }
 
 // notice is something that wants attention.
@@ -44,10 +45,8 @@ type sitePart struct {
 	// The tables summed up.
 	Tables, Behind, Equal, Ahead, Uncounted, Inactive int
 	Missing                                           int64 // rows that receivers have fewer than their sources
+	SecondPerson                                      bool
 }
-
-// manyChanges is where counting set-aside changes ends; beyond it is "20+".
-const manyChanges = 20
 
 func (p *pages) sites(c echo.Context, _ api.Account) (*view, error) {
 	ctx := c.Request().Context()
@@ -56,32 +55,42 @@ func (p *pages) sites(c echo.Context, _ api.Account) (*view, error) {
 		return nil, err
 	}
 	parts := make([]sitePart, 0, len(all))
-	v := &view{template: "sites", Title: "Sites", Crumbs: []crumb{{"Sites", "/"}}, Refresh: 5}
+	v := &view{template: "sites", Title: "Sites", Crumbs: []crumb{{"Sites", "/"}}, Events: api.Topics{All: true}, Refresh: 15}
 	for i := range all {
 		panels, err := p.service.Panels(ctx, all[i].Name)
 		if err != nil {
 			return nil, err
 		}
-		aside, err := p.aside(ctx, all[i].Name)
-		if err != nil {
-			return nil, err
-		}
-		parts = append(parts, p.sitePart(&all[i], panels, aside))
+		parts = append(parts, p.sitePart(&all[i], panels))
 	}
 	// What needs somebody comes first; otherwise the order of names stays.
 	slices.SortStableFunc(parts, func(a, b sitePart) int { return a.urgency() - b.urgency() })
-	// A browser opens few streams at once, so a page of many sites asks by the clock.
-	if len(all) <= 2 {
-		v.Refresh = 15
-		for i := range all {
-			v.Events = append(v.Events, siteEvents(all[i].Name))
-		}
+	d := sitesData{Sites: parts}
+	if len(all) > 0 {
+		d.Engine = engineNotices(all[0].Standing) // the same for all
 	}
-	v.Data = parts
+	v.Data = d
 	return v, nil
 }
 
-func siteEvents(site string) string { return "/api/v1/sites/" + site + "/events" }
+type sitesData struct {
+	Engine []notice
+	Sites  []sitePart
+}
+
+func siteEvents(site string) api.Topics { return api.Topics{Sites: []string{site}} }
+
+// engineNotices says when nothing can be decided, or nobody does the deciding. Of
+// agents the sides tell.
+func engineNotices(standing []api.Standstill) (out []notice) {
+	for _, x := range standing {
+		if x.What != "agent" {
+			what, more, _ := strings.Cut(x.Message, ": ")
+			out = append(out, notice{Tone: "bad", Icon: "plug", Text: capitalise(what), More: capitalise(more)})
+		}
+	}
+	return out
+}
 
 func (s *sitePart) urgency() int {
 	if len(s.Notices) == 0 {
@@ -90,21 +99,8 @@ func (s *sitePart) urgency() int {
 	return s.Notices[0].rank
 }
 
-// aside counts the changes of a site that its receivers have quarantined.
-func (p *pages) aside(ctx context.Context, site string) (int, error) {
-	list, err := p.service.Queue(ctx, control.EntryFilter{Site: site, State: "quarantined", Limit: manyChanges + 1})
-	return len(list), err
-}
-
-func orMore(n int) string {
-	if n > manyChanges {
-		return num(int64(manyChanges)) + "+"
-	}
-	return num(int64(n))
-}
-
-func (p *pages) sitePart(s *api.Site, panels []backfill.Panel, aside int) sitePart {
-	out := sitePart{Name: s.Name, Sides: p.sideParts(s), Tables: len(panels)}
+func (p *pages) sitePart(s *api.Site, panels []backfill.Panel) sitePart {
+	out := sitePart{Name: s.Name, SecondPerson: s.SecondPerson, Sides: p.sideParts(s), Tables: len(panels)}
 	from := map[string]int{}
 	for i := range panels {
 		x := &panels[i]
@@ -126,16 +122,21 @@ func (p *pages) sitePart(s *api.Site, panels []backfill.Panel, aside int) sitePa
 		}
 	}
 	for _, l := range s.Lag {
-		out.Lag = append(out.Lag, lagPart{l, from[l.From] > 0})
+		old := slices.ContainsFunc(out.Sides, func(x sidePart) bool { return x.Name == l.From && x.Away })
+		out.Lag = append(out.Lag, lagPart{l, from[l.From] > 0, old})
 	}
 	// The side that most is captured from stands on the left: rows flow as one reads.
 	slices.SortStableFunc(out.Sides, func(a, b sidePart) int { return from[b.Name] - from[a.Name] })
 	slices.SortStableFunc(out.Lag, func(a, b lagPart) int { return from[b.From] - from[a.From] })
 	out.Notices = append(p.sideNotices(out.Sides), tableNotices(panels)...)
-	if aside > 0 {
-		out.Notices = append(out.Notices, notice{rank: 3, Tone: "warn", Icon: "alert",
-			Text: orMore(aside) + " quarantined: the receiver refused " + map[bool]string{true: "a change", false: "these changes"}[aside == 1],
+	if n := s.Aside.Quarantined; n > 0 {
+		out.Notices = append(out.Notices, notice{rank: 3, Tone: "warn", Icon: "alert", Text: plural(n, "change") + " quarantined",
+			More: "The receiver refused " + map[bool]string{true: "it", false: "them"}[n == 1] + ": see why, then retry, or skip and backfill the row.",
 			Href: "/sites/" + s.Name + "/queue?state=quarantined", Go: "Queue"})
+	}
+	if n := s.Aside.Held; n > 0 {
+		out.Notices = append(out.Notices, notice{rank: 7, Tone: "quiet", Icon: "pause", Text: plural(n, "change") + " held",
+			More: "Each waits for a row it depends on, and is tried again after other changes.", Href: "/sites/" + s.Name + "/queue?state=held", Go: "Queue"})
 	}
 	out.Notices = append(out.Notices, gaps(panels)...)
 	slices.SortStableFunc(out.Notices, func(a, b notice) int { return a.rank - b.rank })
@@ -179,6 +180,10 @@ func tableNotices(panels []backfill.Panel) []notice {
 		table := "/sites/" + x.Direction.Site + "?open=" + rowID(x) + "#" + rowID(x)
 		if c := captureOf(x); c.Tone == "bad" && x.Table.Active {
 			out = append(out, notice{rank: 2, Tone: "bad", Icon: "alert", Text: "Capture of " + x.Table.Name + " is not healthy", More: capitalise(c.Text), Href: table, Go: "Table"})
+		}
+		if x.Stopped != "" {
+			out = append(out, notice{rank: 1, Tone: "bad", Icon: "alert", Text: "Changes of " + x.Table.Name + " have stopped: " + x.Direction.To + " refuses its rows, since", Since: x.StoppedSince,
+				More: capitalise(x.Stopped), Href: "/sites/" + x.Direction.Site + "/queue?state=stopped", Go: "Queue"})
 		}
 		open := x.OpenRows
 		if x.Open != nil {

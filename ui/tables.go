@@ -59,6 +59,7 @@ type tablesData struct {
 	SideNotices []notice // those of tables stand at the tables
 	Rows        []tableRow
 	Open        []string
+	Admin       bool
 }
 
 func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
@@ -71,12 +72,8 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	aside, err := p.aside(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	d := tablesData{sitePart: p.sitePart(site, panels, aside), Open: opened(c.QueryParams()["open"])}
-	d.SideNotices = p.sideNotices(d.Sides)
+	d := tablesData{Admin: a.Role.Covers(control.Admin), sitePart: p.sitePart(site, panels), Open: opened(c.QueryParams()["open"])}
+	d.SideNotices = append(engineNotices(site.Standing), p.sideNotices(d.Sides)...)
 	for i := range panels {
 		x := &panels[i]
 		row := tableRow{Panel: x, ID: rowID(x), Diff: difference(x), Capture: captureOf(x), Button: panelButton(x, a), RowsOpen: rowButtons(x.OpenRows)}
@@ -93,8 +90,8 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 		d.Rows = append(d.Rows, row)
 	}
 	return &view{
-		template: "tables", Title: name, Crumbs: siteCrumbs(name), Tabs: siteTabs(name, "", aside),
-		Events: []string{siteEvents(name)}, Refresh: 15, Data: d,
+		template: "tables", Title: name, Crumbs: siteCrumbs(name), Tabs: siteTabs(name, "", site.Aside),
+		Events: siteEvents(name), Refresh: 15, Data: d,
 	}, nil
 }
 
@@ -113,17 +110,16 @@ func (p *pages) detail(ctx context.Context, x *backfill.Panel) (*tableDetail, er
 	}
 	for _, r := range last {
 		d.Last = append(d.Last, lastRequest{r, openButton(r)})
-		if d.Layout != nil || r.LayoutID == 0 || r.LayoutID != x.Source.LayoutID {
-			continue
-		}
-		// Layouts come with requests: one that ran under the present layout tells it.
-		rows, err := p.service.Rows(ctx, r.ID, "", 0, 0)
-		if err != nil {
-			return nil, err
-		}
-		for _, c := range rows.Layout.Columns {
-			d.Layout = append(d.Layout, layoutColumn{c.Name, c.Declared, slices.Contains(rows.Layout.Key, c.Name)})
-		}
+	}
+	if x.Source.LayoutID == 0 {
+		return d, nil
+	}
+	layout, err := p.service.Layout(ctx, x.Source.LayoutID)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range layout.Columns {
+		d.Layout = append(d.Layout, layoutColumn{c.Name, c.Declared, slices.Contains(layout.Key, c.Name)})
 	}
 	return d, nil
 }
@@ -193,13 +189,13 @@ func captureOf(x *backfill.Panel) statePart {
 func siteCrumbs(site string) []crumb { return []crumb{{"Sites", "/"}, {site, "/sites/" + site}} }
 
 // siteTabs are the views of a site; a further one is a line here and a page.
-func siteTabs(site, current string, aside int) []tab {
+func siteTabs(site, current string, aside control.Aside) []tab {
 	base := "/sites/" + site
-	tabs := []tab{{Text: "Tables", Href: base}, {Text: "Queue", Href: base + "/queue"}, {Text: "History", Href: base + "/history"}, {Text: "Audit", Href: base + "/audit"}}
+	tabs := []tab{{Text: "Tables", Href: base}, {Text: "Queue", Href: base + "/queue"}, {Text: "History", Href: base + "/history"}, {Text: "Proof", Href: base + "/proof"}, {Text: "Audit", Href: base + "/audit"}}
 	for i := range tabs {
 		tabs[i].Current = tabs[i].Href == strings.TrimSuffix(base+"/"+current, "/")
-		if i == 1 && aside > 0 {
-			tabs[i].Count = orMore(aside)
+		if i == 1 && aside.Quarantined > 0 {
+			tabs[i].Count = num(aside.Quarantined)
 		}
 	}
 	return tabs

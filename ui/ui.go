@@ -28,6 +28,9 @@ type Options struct {
 	// SessionFor is how long a browser keeps the session. Default 7 days; a revoked
 	// token ends it at once.
 	SessionFor time.Duration
+	// Changes tells what has changed, so that a page many people look at is made once.
+	// Default: none; each is made for itself.
+	Changes *api.Changes
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
 }
@@ -37,6 +40,7 @@ type pages struct {
 	Options
 	assets    *assets
 	templates templates
+	shared    shared
 }
 
 // Mount adds the pages and their assets to an Echo that serves the API too: the
@@ -69,11 +73,15 @@ func Mount(e *echo.Echo, s *api.Service, opts Options) {
 	get("/sites/:site", p.tables)
 	get("/sites/:site/queue", p.queue)
 	get("/sites/:site/history", p.history)
+	get("/sites/:site/row", p.life)
 	get("/sites/:site/audit", p.audit)
 	get("/backfills/:id", p.request)
+	get("/sites/:site/proof", p.proof)
+	get("/reconciliations/:id", p.reconciliation)
 	get("/sites", func(echo.Context, api.Account) (*view, error) { return nil, redirect("/") })
 	get("/sites/*", nothing)
 	get("/backfills/*", nothing)
+	get("/reconciliations/*", nothing)
 }
 
 func nothing(c echo.Context, _ api.Account) (*view, error) {
@@ -103,10 +111,19 @@ type view struct {
 	Title    string
 	Crumbs   []crumb
 	Tabs     []tab
-	Events   []string // streams that say when the page should be asked for again
-	Refresh  int      // seconds after which it is asked for anyway, for what ages by itself
+	Events   api.Topics // what the page shows: when it changes, the page is asked for again
+	Refresh  int        // seconds after which it is asked for anyway, for what ages by itself
 	Account  api.Account
 	Data     any
+}
+
+// Stream is the address of the stream that says when the page should be asked for
+// again, "" for none.
+func (v *view) Stream() string {
+	if v.Events.None() {
+		return ""
+	}
+	return v.Events.Path()
 }
 
 type crumb struct{ Text, Href string }
@@ -133,6 +150,9 @@ func (p *pages) page(h handler) echo.HandlerFunc {
 		account, err := p.Auth.Authenticate(c.Request())
 		if backfill.CodeOf(err) == backfill.Unauthorized {
 			return p.toSignIn(c)
+		}
+		if err == nil && p.Changes != nil && c.Request().Header.Get(fragmentHeader) != "" {
+			return p.fragment(c, account, h)
 		}
 		var v *view
 		if err == nil {

@@ -88,3 +88,23 @@ func TestEveryStateHasALook(t *testing.T) {
 		icon(l.Icon)
 	}
 }
+
+func TestChartTellsWhatWasHeldBack(t *testing.T) {
+	begin := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
+	require.Nil(t, drawChart("walk", "Walk", nil))
+	require.Nil(t, drawChart("walk", "Walk", []point{{at(0), 10, 0}}))
+	require.Nil(t, drawChart("walk", "Walk", []point{{at(0), 0, 0}, {at(9), 0, 0}}), "nothing was staged")
+	c := drawChart("walk", "Walk", []point{{at(0), 0, 0}, {at(10), 5000, 0}, {at(30), 5000, 10}, {at(40), 10000, 10}})
+	require.Equal(t, "M0.0 110.0L150.0 55.0L450.0 55.0L600.0 0.0", c.Line)
+	require.Equal(t, []band{{"300.0", "150.0"}}, c.Bands, "ten of the twenty seconds")
+	require.Equal(t, "10,000 rows in 40 s, of which gates held it back for 10 s", c.Summary)
+	require.Len(t, c.Lines, 4)
+	require.Equal(t, "500/s", c.Lines[1].Rate)
+	require.Equal(t, "10 s", c.Lines[2].Throttled)
+	many := make([]point, 300)
+	for i := range many {
+		many[i] = point{at(i), int64(i * 100), 0}
+	}
+	require.LessOrEqual(t, len(drawChart("walk", "Walk", many).Lines), chartLines+1)
+}

@@ -12,6 +12,7 @@ import (
 	"go.temporal.io/api/serviceerror"
 	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/worker"
 	"go.temporal.io/sdk/workflow"
 	"go.uber.org/zap"
@@ -29,7 +30,9 @@ const stopTimeout = 10 * time.Second
 // Config is what every role needs.
 type Config struct {
 	Temporal  client.Client
-	Namespace string // default "default"
+	Namespace string       // default "default"
+	Name      string       // of this process, for people
+	Keep      control.Keep // how long a control worker keeps what nothing needs any more
 	Store     *control.Store
 	PublicURL string // of the web UI, for links in the console; may be empty
 	Log       *zap.Logger
@@ -40,17 +43,37 @@ type Config struct {
 func Control(ctx context.Context, cfg Config) error {
 	w := worker.New(cfg.Temporal, workflows.ControlQueue, worker.Options{WorkerStopTimeout: stopTimeout, MaxConcurrentActivityExecutionSize: 200})
 	w.RegisterWorkflowWithOptions(workflows.Backfill, workflow.RegisterOptions{Name: "Backfill"})
+	w.RegisterWorkflowWithOptions(workflows.Reconcile, workflow.RegisterOptions{Name: "Reconcile"})
 	w.RegisterWorkflowWithOptions(workflows.Sync, workflow.RegisterOptions{Name: "Sync"})
 	w.RegisterWorkflowWithOptions(workflows.Sweep, workflow.RegisterOptions{Name: "Sweep"})
-	w.RegisterActivity(&activities.Control{Store: cfg.Store, Log: cfg.Log, SweepEvery: 5 * time.Second, ReleaseRows: 10_000,
-		StartBackfill: cfg.startBackfill, StartSync: cfg.startSync, Running: cfg.running, Refresh: cfg.refresh})
+	w.RegisterWorkflowWithOptions(workflows.Retention, workflow.RegisterOptions{Name: "Retention"})
+	w.RegisterActivity(&activities.Control{Store: cfg.Store, Log: cfg.Log, SweepEvery: 5 * time.Second, ReleaseRows: 10_000, Keep: cfg.Keep,
+		StartBackfill: cfg.startBackfill, StartSync: cfg.startSync, Running: cfg.running, Refresh: cfg.refresh, StartReconcile: cfg.startReconcile})
 	if err := w.Start(); err != nil {
 		return fmt.Errorf("control worker: %w", err)
 	}
 	defer w.Stop()
 	go cfg.startSweep(ctx)
+	go cfg.attend(ctx)
+	go cfg.scheduleRetention(ctx)
 	<-ctx.Done()
 	return nil
+}
+
+// attendEvery is how often a control worker says that it lives.
+const attendEvery = 5 * time.Second
+
+// attend tells the control database that a control worker lives, until ctx ends.
+func (cfg Config) attend(ctx context.Context) {
+	for ctx.Err() == nil {
+		if err := cfg.Store.Attend(ctx, cfg.Name); err != nil && ctx.Err() == nil {
+			cfg.Log.Warn("the control database could not be told that this worker lives", zap.Error(err))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(attendEvery):
+		}
+	}
 }
 
 // Agent serves the activities beside one side's database until ctx ends.
@@ -62,6 +85,8 @@ func Agent(ctx context.Context, cfg Config, agent *activities.Agent) error {
 	w.RegisterActivity(agent.Count)
 	w.RegisterActivity(agent.Walk)
 	w.RegisterActivity(agent.Classify)
+	w.RegisterActivity(agent.Hash)
+	w.RegisterActivity(agent.Compare)
 	go agent.Attend(ctx)
 	if err := w.Start(); err != nil {
 		return fmt.Errorf("agent of %s: %w", queue, err)
@@ -77,6 +102,10 @@ func (cfg Config) startBackfill(ctx context.Context, r *backfill.Request) error 
 		url = fmt.Sprintf("%s/backfills/%d", cfg.PublicURL, r.ID)
 	}
 	return unlessRunning(workflows.Start(ctx, cfg.Temporal, r, url))
+}
+
+func (cfg Config) startReconcile(ctx context.Context, r *backfill.Reconciliation) error {
+	return unlessRunning(workflows.StartReconcile(ctx, cfg.Temporal, r))
 }
 
 func (cfg Config) startSync(ctx context.Context, site, side string) error {
@@ -99,6 +128,29 @@ func (cfg Config) startSweep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-time.After(2 * time.Second):
+		}
+	}
+}
+
+// scheduleRetention makes the schedule that starts retention every hour, once the
+// workflow engine can be reached. One that is there stays as it is: operators may have
+// paused it, or changed its times.
+func (cfg Config) scheduleRetention(ctx context.Context) {
+	for ctx.Err() == nil {
+		_, err := cfg.Temporal.ScheduleClient().Create(ctx, client.ScheduleOptions{
+			ID:      workflows.RetentionID,
+			Spec:    client.ScheduleSpec{Intervals: []client.ScheduleIntervalSpec{{Every: time.Hour}}, Jitter: 5 * time.Minute},
+			Action:  &client.ScheduleWorkflowAction{ID: workflows.RetentionID, Workflow: "Retention", TaskQueue: workflows.ControlQueue, StaticSummary: "Remove what is past its window"},
+			Overlap: enumspb.SCHEDULE_OVERLAP_POLICY_SKIP,
+			Note:    "Removes closed backfills and history past their windows.",
+		})
+		if err == nil || errors.Is(err, temporal.ErrScheduleAlreadyRunning) {
+			return
+		}
+		cfg.Log.Warn("the schedule of retention could not be made, trying again", zap.Error(err))
+		select {
+		case <-ctx.Done():
+		case <-time.After(10 * time.Second):
 		}
 	}
 }

@@ -45,6 +45,8 @@ type run struct {
 	now     activities.Snapshot
 	walked  activities.Walked
 	ignored string // why the last signal was ignored
+	judging bool   // the receiver's agent is at the staged rows
+	again   bool   // and has to go over them once more
 }
 
 // agent and controller name activities for the compiler; they are never called.
@@ -103,20 +105,28 @@ func (b *run) classify(ctx workflow.Context) {
 	if b.now.State == backfill.Releasing || !b.now.State.Open() {
 		return
 	}
+	if b.again = true; b.judging {
+		return
+	}
+	b.judging = true
 	workflow.Go(ctx, func(ctx workflow.Context) {
+		defer func() { b.judging = false }()
 		ctx, cancel := workflow.WithCancel(ctx)
 		defer cancel()
 		ctx = workflow.WithActivityOptions(ctx, longActivity(AgentQueue(b.in.Site, b.in.To), "Judge the effect of the staged rows on "+b.in.To))
-		done := workflow.ExecuteActivity(ctx, agent.Classify, b.in.RequestID)
-		if workflow.Await(ctx, func() bool { return done.IsReady() || !b.now.State.Open() }) != nil || !done.IsReady() {
-			return
-		}
-		if err := done.Get(ctx, nil); err != nil {
-			b.log.Warn("effects stay unknown", "request", b.in.RequestID, "error", err)
-			return
-		}
-		if b.now.State == backfill.AwaitingReview {
-			_ = b.look(ctx) // for the totals in the details; the next look will do as well
+		for b.again {
+			b.again = false
+			done := workflow.ExecuteActivity(ctx, agent.Classify, b.in.RequestID)
+			if workflow.Await(ctx, func() bool { return done.IsReady() || !b.now.State.Open() }) != nil || !done.IsReady() {
+				return
+			}
+			if err := done.Get(ctx, nil); err != nil {
+				b.log.Warn("effects stay unknown", "request", b.in.RequestID, "error", err)
+				return
+			}
+			if b.now.State == backfill.AwaitingReview {
+				_ = b.look(ctx) // for the totals in the details; the next look will do as well
+			}
 		}
 	})
 }
@@ -207,11 +217,13 @@ func (b *run) listen(ctx workflow.Context) error {
 	if err := workflow.SetQueryHandler(ctx, Status, func() (BackfillStatus, error) { return b.status(), nil }); err != nil {
 		return err
 	}
-	decide := func(approve bool) func(workflow.Context, Decision) (BackfillStatus, error) {
-		return func(ctx workflow.Context, d Decision) (BackfillStatus, error) { return b.decide(ctx, approve, d) }
+	decide := func(approve bool) func(workflow.Context, Decision, string) (BackfillStatus, error) {
+		return func(ctx workflow.Context, d Decision, via string) (BackfillStatus, error) {
+			return b.decide(ctx, approve, d, via)
+		}
 	}
-	hold := func(paused bool) func(workflow.Context, By) (BackfillStatus, error) {
-		return func(ctx workflow.Context, by By) (BackfillStatus, error) { return b.hold(ctx, paused, by) }
+	hold := func(paused bool) func(workflow.Context, By, string) (BackfillStatus, error) {
+		return func(ctx workflow.Context, by By, _ string) (BackfillStatus, error) { return b.hold(ctx, paused, by) }
 	}
 	if err := errors.Join(
 		handle(ctx, b, Approve, decide(true), b.undecidable),
@@ -219,26 +231,31 @@ func (b *run) listen(ctx workflow.Context) error {
 		handle(ctx, b, Pause, hold(true), nil),
 		handle(ctx, b, Resume, hold(false), nil),
 		handle(ctx, b, Cancel, b.cancel, nil),
+		handle(ctx, b, Judge, b.judge, nil),
 	); err != nil {
 		return err
 	}
-	onSignal(ctx, b, Refresh, func(ctx workflow.Context, _ struct{}) (BackfillStatus, error) { return b.status(), b.look(ctx) })
+	onSignal(ctx, b, Refresh, func(ctx workflow.Context, _ struct{}, _ string) (BackfillStatus, error) {
+		return b.status(), b.look(ctx)
+	})
 	return nil
 }
 
 // handle answers updates and signals of one name; validate, if any, refuses an
-// update before it reaches history.
-func handle[T any](ctx workflow.Context, b *run, name string, handler func(workflow.Context, T) (BackfillStatus, error), validate func(T) error) error {
+// update before it reaches history. The handler is told by what way it was called.
+func handle[T any](ctx workflow.Context, b *run, name string, handler func(workflow.Context, T, string) (BackfillStatus, error), validate func(T) error) error {
 	opts := workflow.UpdateHandlerOptions{}
 	if validate != nil {
 		opts.Validator = func(_ workflow.Context, payload T) error { return validate(payload) }
 	}
 	onSignal(ctx, b, name, handler)
-	return workflow.SetUpdateHandlerWithOptions(ctx, name, handler, opts)
+	return workflow.SetUpdateHandlerWithOptions(ctx, name, func(ctx workflow.Context, payload T) (BackfillStatus, error) {
+		return handler(ctx, payload, "")
+	}, opts)
 }
 
 // onSignal handles every signal of a name as the update of that name.
-func onSignal[T any](ctx workflow.Context, b *run, name string, handler func(workflow.Context, T) (BackfillStatus, error)) {
+func onSignal[T any](ctx workflow.Context, b *run, name string, handler func(workflow.Context, T, string) (BackfillStatus, error)) {
 	workflow.Go(ctx, func(ctx workflow.Context) {
 		for {
 			var payload T
@@ -246,7 +263,7 @@ func onSignal[T any](ctx workflow.Context, b *run, name string, handler func(wor
 				return
 			}
 			b.ignored = ""
-			if _, err := handler(ctx, payload); err != nil {
+			if _, err := handler(ctx, payload, backfill.ViaTemporal); err != nil {
 				var app *temporal.ApplicationError
 				b.ignored = fmt.Sprintf("signal %s was ignored: %v", name, err)
 				if errors.As(err, &app) {
@@ -269,31 +286,41 @@ func (b *run) undecidable(d Decision) error {
 	return nil
 }
 
-func (b *run) decide(ctx workflow.Context, approve bool, d Decision) (BackfillStatus, error) {
-	if d.By == "" {
-		return BackfillStatus{}, temporal.NewApplicationError("a decision needs a name: by is empty", ErrInvalid)
-	}
+func (b *run) decide(ctx workflow.Context, approve bool, d Decision, via string) (BackfillStatus, error) {
 	v := activities.Verdict{RequestID: b.in.RequestID, Approve: approve,
-		Decision: control.Decision{By: d.By, Revision: d.Revision, Note: d.Note, SkipIdentical: d.SkipIdentical}}
-	return b.record(ctx, "Record "+d.By+"'s decision", controller.Decide, v)
+		Decision: control.Decision{By: d.By, Revision: d.Revision, Note: d.Note, SkipIdentical: d.SkipIdentical, Via: via}}
+	return b.record(ctx, d.By, "Record "+d.By+"'s decision", controller.Decide, v)
 }
 
 func (b *run) hold(ctx workflow.Context, paused bool, by By) (BackfillStatus, error) {
-	return b.record(ctx, map[bool]string{true: "Pause for ", false: "Resume for "}[paused]+by.By, controller.Pause,
-		activities.Hold{RequestID: b.in.RequestID, By: by.By, Paused: paused})
+	return b.record(ctx, by.By, map[bool]string{true: "Pause for ", false: "Resume for "}[paused]+by.By, controller.Pause,
+		activities.Hold{RequestID: b.in.RequestID, By: by.By, Note: by.Note, Paused: paused})
 }
 
-func (b *run) cancel(ctx workflow.Context, by By) (BackfillStatus, error) {
+// judge has the receiver's agent go over the staged rows again.
+func (b *run) judge(ctx workflow.Context, by By, _ string) (BackfillStatus, error) {
+	_, err := b.record(ctx, by.By, "Judge the staged rows again for "+by.By, controller.Rejudge,
+		activities.Judgement{RequestID: b.in.RequestID, Revision: b.now.Revision, By: by.By})
+	if err == nil {
+		b.classify(ctx)
+	}
+	return b.status(), err
+}
+
+func (b *run) cancel(ctx workflow.Context, by By, _ string) (BackfillStatus, error) {
 	reason := "cancelled by " + by.By
 	if by.Note != "" {
 		reason += ": " + by.Note
 	}
-	return b.record(ctx, "Cancel for "+by.By, controller.Close,
+	return b.record(ctx, by.By, "Cancel for "+by.By, controller.Close,
 		activities.Closing{RequestID: b.in.RequestID, By: by.By, To: backfill.Cancelled, Reason: reason})
 }
 
 // record runs a short activity for a person and learns from its answer.
-func (b *run) record(ctx workflow.Context, summary string, act, arg any) (BackfillStatus, error) {
+func (b *run) record(ctx workflow.Context, by, summary string, act, arg any) (BackfillStatus, error) {
+	if err := backfill.CheckPerson(by); err != nil {
+		return BackfillStatus{}, temporal.NewApplicationError(err.Error(), ErrInvalid)
+	}
 	var now activities.Snapshot
 	if err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, shortActivity(summary)), act, arg).Get(ctx, &now); err != nil {
 		var app *temporal.ApplicationError

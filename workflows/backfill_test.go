@@ -25,10 +25,12 @@ import (
 type backfillSuite struct {
 	suite.Suite
 	testsuite.WorkflowTestSuite
-	env *testsuite.TestWorkflowEnvironment
-	db  activities.Snapshot
-	mu  sync.Mutex // of db, where activities may run beside each other
-	in  BackfillInput
+	env    *testsuite.TestWorkflowEnvironment
+	db     activities.Snapshot
+	mu     sync.Mutex // of db, where activities may run beside each other
+	in     BackfillInput
+	via    string // by what way the last decision came
+	judged int    // how often the staged rows were judged
 }
 
 func TestBackfillWorkflow(t *testing.T) { suite.Run(t, new(backfillSuite)) }
@@ -39,18 +41,22 @@ func (s *backfillSuite) SetupTest() {
 	s.in = BackfillInput{RequestID: 7, Site: "maple", Table: "public.students", From: "school", To: "central"}
 	s.db = activities.Snapshot{State: backfill.Pending}
 	a, c := &activities.Agent{}, &activities.Control{}
-	for name, act := range map[string]any{"Walk": a.Walk, "Classify": a.Classify, "Look": c.Look, "Decide": c.Decide, "Pause": c.Pause, "Close": c.Close, "Release": c.Release} {
+	for name, act := range map[string]any{"Walk": a.Walk, "Classify": a.Classify, "Look": c.Look, "Decide": c.Decide, "Pause": c.Pause, "Close": c.Close, "Release": c.Release, "Rejudge": c.Rejudge} {
 		s.env.RegisterActivityWithOptions(act, activity.RegisterOptions{Name: name})
 	}
 	s.env.OnActivity("Look", mock.Anything, int64(7)).Return(func(context.Context, int64) (activities.Snapshot, error) { return s.db, nil }).Maybe()
-	s.env.OnActivity("Classify", mock.Anything, int64(7)).Return(nil).Maybe()
+	s.judged = 0
+	s.env.OnActivity("Classify", mock.Anything, int64(7)).Return(func(context.Context, int64) error {
+		s.judged++
+		return nil
+	}).Maybe()
 	s.env.OnActivity("Decide", mock.Anything, mock.Anything).Return(func(_ context.Context, v activities.Verdict) (activities.Snapshot, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.db.State != backfill.AwaitingReview || v.Decision.Revision != s.db.Revision {
 			return activities.Snapshot{}, temporal.NewNonRetryableApplicationError("not now", ErrConflict, nil)
 		}
-		s.db.State, s.db.ReviewedBy = backfill.Rejected, v.Decision.By
+		s.db.State, s.db.ReviewedBy, s.via = backfill.Rejected, v.Decision.By, v.Decision.Via
 		if v.Approve {
 			s.db.State = backfill.Releasing
 		}
@@ -158,6 +164,37 @@ func (s *backfillSuite) TestSignalWithoutANameIsIgnored() {
 	s.after(time.Hour, func() { s.env.SignalWorkflow(Approve, Decision{Revision: 1}) })
 	s.after(2*time.Hour, func() { s.env.SignalWorkflow(Reject, Decision{By: "bo", Revision: 1, Note: "no"}) })
 	s.Equal(backfill.Rejected, s.run().State)
+}
+
+// Names that stand in examples are nobody's; a name from a signal is marked as such.
+func (s *backfillSuite) TestSignalsUnderAPlaceholderAreIgnoredAndOthersMarked() {
+	s.walks(10)
+	s.after(time.Hour, func() { s.env.SignalWorkflow(Approve, Decision{By: "your name", Revision: 1}) })
+	s.after(2*time.Hour, func() {
+		s.Equal(backfill.AwaitingReview, s.db.State)
+		s.env.SignalWorkflow(Reject, Decision{By: "bo", Revision: 1, Note: "no"})
+	})
+	s.Equal(backfill.Rejected, s.run().State)
+	s.Equal(backfill.ViaTemporal, s.via)
+}
+
+func (s *backfillSuite) TestJudgingAgainRunsTheReceiverOnceMore() {
+	s.walks(10)
+	s.env.OnActivity("Rejudge", mock.Anything, activities.Judgement{RequestID: 7, Revision: 1, By: "ana"}).Return(
+		func(context.Context, activities.Judgement) (activities.Snapshot, error) {
+			s.db.Revision = 2
+			return s.db, nil
+		}).Once()
+	s.after(time.Hour, func() {
+		s.Equal(1, s.judged)
+		s.update(Judge, By{By: "ana"})
+	})
+	s.after(2*time.Hour, func() {
+		s.Equal(2, s.judged)
+		s.update(Approve, Decision{By: "ana", Revision: 1})
+		s.update(Approve, Decision{By: "ana", Revision: 2})
+	})
+	s.EqualValues(2, s.run().Revision)
 }
 
 // An approval that arrives before the rows are there does not count.

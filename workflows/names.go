@@ -21,6 +21,9 @@ func SyncID(site, side string) string { return "sync/" + site + "/" + side }
 // SweepID is the id of the one workflow that brings requests and workflows together.
 const SweepID = "sweep"
 
+// RetentionID is the id of the schedule that removes what is past its window.
+const RetentionID = "retention"
+
 // Signals and updates of a Backfill workflow. The API uses the updates, which
 // answer; scripts and the console may send the signals of the same names.
 const (
@@ -29,6 +32,7 @@ const (
 	Pause   = "pause"   // By
 	Resume  = "resume"  // By
 	Cancel  = "cancel"  // By
+	Judge   = "judge"   // By: judge the effects of the staged rows again
 	Refresh = "refresh" // no payload, signal only: the request was changed elsewhere
 	Status  = "status"  // query, answers BackfillStatus
 )
@@ -72,7 +76,17 @@ type BackfillStatus struct {
 	Reason     string         `json:"reason,omitempty"`
 }
 
-// Search attributes of Backfill workflows.
+// ReconcileInput starts a Reconcile workflow. It names the run; everything else is
+// in the control database.
+type ReconcileInput struct {
+	ID    int64  `json:"id"`
+	Site  string `json:"site"`
+	Table string `json:"table"`
+	From  string `json:"from"`
+	To    string `json:"to"`
+}
+
+// Search attributes of Backfill and Reconcile workflows.
 var (
 	SiteAttribute  = temporal.NewSearchAttributeKeyKeyword("BackfillSite")
 	TableAttribute = temporal.NewSearchAttributeKeyKeyword("BackfillTable")
@@ -84,8 +98,9 @@ var (
 // Types of application errors that cross from activities through workflows to
 // the API. They are the domain's codes.
 const (
-	ErrConflict = string(backfill.Conflict)
-	ErrInvalid  = string(backfill.Invalid)
-	ErrNotFound = string(backfill.NotFound)
-	ErrRefused  = string(backfill.Refused)
+	ErrConflict  = string(backfill.Conflict)
+	ErrInvalid   = string(backfill.Invalid)
+	ErrNotFound  = string(backfill.NotFound)
+	ErrRefused   = string(backfill.Refused)
+	ErrForbidden = string(backfill.Forbidden)
 )

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"testing"
 
@@ -37,6 +38,11 @@ func run(m *testing.M) int {
 	}
 	if raceEnabled {
 		ordersRows = 30_000
+	}
+	// Some of these tests wait for leases to run out, and do nothing meanwhile.
+	if err := flag.Set("test.parallel", strconv.Itoa(runtime.GOMAXPROCS(0)+1)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	err := prepare(func(dir string) error {
 		if text := os.Getenv("BACKFILL_ACCEPTANCE_ROWS"); text != "" {
@@ -87,7 +93,8 @@ func prepare(steps func(dir string) error) error {
 }
 
 func build(to string) error {
-	args := []string{"build", "-o", to}
+	// With the tag it can be made to kill itself, and is otherwise the program it is.
+	args := []string{"build", "-tags", "faults", "-o", to}
 	if raceEnabled {
 		args = append(args, "-race")
 	}

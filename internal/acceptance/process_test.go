@@ -24,7 +24,10 @@ type process struct {
 
 // launch starts the program with its output appended to a file. It gets a SIGTERM
 // when this process ends, however that ends.
-func launch(output string, args ...string) (*process, error) {
+func launch(output string, args ...string) (*process, error) { return launchWith(nil, output, args...) }
+
+// launchWith adds to the program's environment.
+func launchWith(env []string, output string, args ...string) (*process, error) {
 	out, err := os.OpenFile(output, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -36,7 +39,7 @@ func launch(output string, args ...string) (*process, error) {
 	}
 	p := &process{cmd: exec.Command(program, args...), output: output, from: info.Size(), exited: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = out, out
-	p.cmd.Env = environment()
+	p.cmd.Env = append(environment(), env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	started := make(chan error)
 	go func() {

@@ -26,7 +26,7 @@ func accounts(name string, rows int) string {
 // TestDecisions shares one site between tests that each have a table of their own.
 func TestDecisions(t *testing.T) {
 	t.Parallel()
-	tables := []string{"newer", "unsent", "race", "twice", "rejected", "walking", "signalled", "typed"}
+	tables := []string{"newer", "unsent", "race", "twice", "rejected", "walking", "signalled", "typed", "proven"}
 	var with setup
 	for _, name := range tables {
 		with.tables = append(with.tables, "public."+name)
@@ -46,6 +46,7 @@ func TestDecisions(t *testing.T) {
 		{"a walk cannot be approved", testApproveWalking},
 		{"a signal approves, one for another revision does not", testSignal},
 		{"the command line approves", testCommandLine},
+		{"what is missing is found, repaired and proven", testProven},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			one := *s

@@ -33,6 +33,7 @@ type site struct {
 	dsn   map[string]string // by side
 	state string            // the state directory
 	args  []string          // of the program
+	env   []string          // of the program, beside its own
 	url   string            // of the API; the same over restarts
 	dev   *process
 	token string
@@ -106,11 +107,20 @@ func (s *site) database(side, name, sql string) *pgxpool.Pool {
 	return pool
 }
 
+// controlDatabase makes a control database beside those of the sides, which stays
+// when the program ends.
+func (s *site) controlDatabase() (dsn string) {
+	s.Helper()
+	name := fmt.Sprintf("control%d", sites.Add(1))
+	require.NoError(s, cluster.CreateDatabase(s.Context(), name))
+	return cluster.DSN(name)
+}
+
 // start runs the program until it is ready.
 func (s *site) start() {
 	s.Helper()
 	require.NoError(s, os.MkdirAll(s.state, 0o700))
-	dev, err := launch(s.output(), s.args...)
+	dev, err := launchWith(s.env, s.output(), s.args...)
 	require.NoError(s, err)
 	s.dev = dev
 	s.await("the program to be ready", func() (bool, string) {
@@ -217,7 +227,7 @@ func patience() time.Duration {
 // does not happen in time.
 func (s *site) await(what string, done func() (ok bool, state string)) {
 	s.Helper()
-	s.awaitEvery(20*time.Millisecond, what, done)
+	s.awaitEvery(75*time.Millisecond, what, done)
 }
 
 func (s *site) awaitEvery(pause time.Duration, what string, done func() (ok bool, state string)) {

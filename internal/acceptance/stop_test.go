@@ -3,6 +3,8 @@
 package acceptance
 
 import (
+	"cmp"
+	"context"
 	"io"
 	"net"
 	"net/http"
@@ -14,6 +16,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"backfill/internal/control"
 )
 
 // SIGTERM and SIGINT end everything in order, and the next start goes on.
@@ -102,19 +106,53 @@ func TestMistakesAreOneLine(t *testing.T) {
 		return u.String()
 	}
 	secret := "not-the-password"
+	// A control database that knows the site, and one that is not migrated: side a's.
+	require.NoError(t, cluster.CreateDatabase(t.Context(), "mistakes"))
+	known := cluster.DSN("mistakes")
+	_, err = control.Migrate(t.Context(), known)
+	require.NoError(t, err)
+	store, err := control.Open(t.Context(), known)
+	require.NoError(t, err)
+	defer store.Disconnect()
+	require.NoError(t, store.CreateSite(t.Context(), "test", "s", [2]string{"a", "b"}))
+	s.run(s.a, `CREATE ROLE mistaken LOGIN PASSWORD 'mistaken'`)
+	t.Cleanup(func() {
+		_, err := s.a.Exec(context.Background(), `DROP ROLE mistaken`)
+		require.NoError(t, err)
+	})
+	few := change(s.dsn["a"], func(u *url.URL) { u.User = url.UserPassword("mistaken", "mistaken") })
+	nobody := "postgres://postgres:" + secret + "@127.0.0.1:1/x"
+	localhost := change(s.dsn["a"], func(u *url.URL) { u.Host = strings.Replace(u.Host, "127.0.0.1", "localhost", 1) })
+	const nowhere = "--temporal=127.0.0.1:1"
 	password, _ := must(t, s.dsn["a"]).User.Password()
 	for name, c := range map[string]struct {
+		args                     []string // default: dev on both sides
 		side, dsn, table, listen string
+		status                   int // default: 1
 		says                     []string
 	}{
-		"port in use":    {listen: taken.Addr().String(), says: []string{taken.Addr().String(), "address already in use", "--listen"}},
-		"wrong password": {side: "b", dsn: change(s.dsn["b"], func(u *url.URL) { u.User = url.UserPassword("postgres", secret) }), says: []string{"s/b", "password"}},
-		"wrong port":     {side: "b", dsn: change(s.dsn["b"], func(u *url.URL) { u.Host = freeAddress(t) }), says: []string{"s/b", "connection refused"}},
-		"wrong database": {side: "a", dsn: change(s.dsn["a"], func(u *url.URL) { u.Path = "/nowhere" }), says: []string{"s/a", `"nowhere" does not exist`}},
-		"no DSN":         {side: "a", dsn: "postgres://postgres:" + secret + "@127.0.0.1:port/x", says: []string{"s/a", "cannot be understood"}},
-		"no such table":  {table: "public.nowhere", says: []string{"side a", "no table public.nowhere"}},
-		"no usable key":  {table: "public.keyless", says: []string{"side a", "public.keyless has no usable key", "primary key"}},
-		"a view":         {table: "public.seen", says: []string{"side a", "public.seen", "table behind it"}},
+		"migrate, no server":      {args: []string{"migrate", "--control", nobody}, says: []string{"cannot connect to the control database at 127.0.0.1:1/x as postgres: connection refused"}},
+		"migrate, few rights":     {args: []string{"migrate", "--control", few}, says: []string{"permission denied", "have CREATE on the database"}},
+		"api, port in use":        {args: []string{"api", "--control", known, nowhere, "--listen", taken.Addr().String()}, says: []string{"address already in use", "--listen"}},
+		"api, not migrated":       {args: []string{"api", "--control", s.dsn["a"], nowhere}, says: []string{"run backfill migrate"}},
+		"worker, no server":       {args: []string{"worker", "--control", "--control-database", nobody, nowhere}, says: []string{"the control database", "connection refused"}},
+		"agent, wrong password":   {args: []string{"worker", "--agent=s/a", "--database", change(s.dsn["a"], func(u *url.URL) { u.User = url.UserPassword("postgres", secret) }), "--control-database", known, nowhere}, says: []string{"the database of s/a", "check user and password"}},
+		"agent, unknown side":     {args: []string{"worker", "--agent=s/c", "--database", s.dsn["a"], "--control-database", known, nowhere}, says: []string{`no side "c" of a site "s"`}},
+		"setup, unknown side":     {args: []string{"setup", "--site=s", "--side=c", "--control", known, "--database", s.dsn["a"]}, says: []string{`no side "c" of a site "s"`}},
+		"setup, few rights":       {args: []string{"setup", "--site=s", "--side=a", "--control", known, "--database", few}, says: []string{"permission denied", "run it as a role that"}},
+		"setup-sql, no server":    {args: []string{"setup-sql", "--site=s", "--side=a", "--control", known, "--database", nobody}, says: []string{"the database of s/a", "connection refused"}},
+		"token, nothing to go by": {args: []string{"token", "list", "--state-dir", t.TempDir()}, says: []string{"give --control", "--state-dir"}},
+		"site, no API":            {args: []string{"site", "list", "--api", "http://127.0.0.1:1", "--token", "x"}, says: []string{"cannot reach the API at http://127.0.0.1:1", "connection refused"}},
+		"one database twice":      {side: "b", dsn: localhost, status: 3, says: []string{"lead to one database", "a site needs two"}},
+		"no Temporal":             {args: []string{"dev", "--state-dir", filepath.Join(t.TempDir(), "state"), "--listen", freeAddress(t), nowhere, "--control", known, "--site=s", "--side=a=" + s.dsn["a"], "--side=b=" + s.dsn["b"], "--table=public.accounts"}, says: []string{"no Temporal answers at 127.0.0.1:1", "check --temporal"}},
+		"port in use":             {listen: taken.Addr().String(), says: []string{taken.Addr().String(), "address already in use", "--listen"}},
+		"wrong password":          {side: "b", dsn: change(s.dsn["b"], func(u *url.URL) { u.User = url.UserPassword("postgres", secret) }), says: []string{"cannot connect to the database of s/b", "password authentication failed", "check user and password"}},
+		"wrong port":              {side: "b", dsn: change(s.dsn["b"], func(u *url.URL) { u.Host = freeAddress(t) }), says: []string{"--side b=DSN", "cannot connect to the database of s/b at 127.0.0.1:", "as postgres: connection refused: check host and port"}},
+		"wrong database":          {side: "a", dsn: change(s.dsn["a"], func(u *url.URL) { u.Path = "/nowhere" }), says: []string{"s/a", `"nowhere" does not exist`, "check the database's name"}},
+		"no DSN":                  {side: "a", dsn: "postgres://postgres:" + secret + "@127.0.0.1:port/x", says: []string{"s/a", "cannot be understood"}},
+		"no such table":           {table: "public.nowhere", says: []string{"side a", "no table public.nowhere"}},
+		"no usable key":           {table: "public.keyless", says: []string{"side a", "public.keyless has no usable key", "primary key"}},
+		"a view":                  {table: "public.seen", says: []string{"side a", "public.seen", "table behind it"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			state := filepath.Join(t.TempDir(), "state")
@@ -128,14 +166,16 @@ func TestMistakesAreOneLine(t *testing.T) {
 			if c.listen == "" {
 				c.listen = freeAddress(t)
 			}
-			p, err := launch(filepath.Join(t.TempDir(), "printed"), "dev", "--state", state, "--listen", c.listen, "--site", "s",
-				"--side", "a="+dsn["a"], "--side", "b="+dsn["b"], "--table", c.table)
+			if c.args == nil {
+				c.args = []string{"dev", "--state", state, "--listen", c.listen, "--site", "s", "--side", "a=" + dsn["a"], "--side", "b=" + dsn["b"], "--table", c.table}
+			}
+			p, err := launch(filepath.Join(t.TempDir(), "printed"), c.args...)
 			require.NoError(t, err)
 			t.Cleanup(p.kill)
-			require.Equal(t, 1, p.exit(time.Minute), p.said())
+			require.Equal(t, cmp.Or(c.status, 1), p.exit(time.Minute), p.said())
 			var errs []string
 			for line := range strings.Lines(p.said()) {
-				if !strings.HasPrefix(line, "starting ") {
+				if !strings.HasPrefix(line, "starting ") && !strings.HasPrefix(line, "waiting ") && !strings.HasPrefix(line, "{") {
 					errs = append(errs, line)
 				}
 			}

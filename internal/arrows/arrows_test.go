@@ -19,26 +19,29 @@ var may = map[string][]string{
 	"internal/row":      {"github.com/jackc/pgx/v5"},
 	"internal/pace":     {},
 	"internal/copypipe": {},
-	"internal/control":  {"internal/backfill", "internal/row", "github.com/jackc/pgx/v5", "github.com/pressly/goose/v3"},
-	"internal/side":     {"internal/backfill", "internal/row", "internal/copypipe", "github.com/jackc/pgx/v5"},
-	"activities": {"internal/backfill", "internal/control", "internal/side", "internal/row", "internal/pace", "internal/copypipe",
+	"internal/proof":    {},
+	"internal/connect":  {"github.com/jackc/pgx/v5"},
+	"internal/control":  {"internal/backfill", "internal/connect", "internal/row", "internal/pace", "internal/proof", "github.com/jackc/pgx/v5", "github.com/pressly/goose/v3"},
+	"internal/side":     {"internal/backfill", "internal/connect", "internal/row", "internal/copypipe", "internal/proof", "github.com/jackc/pgx/v5"},
+	"internal/metrics":  {"internal/control", "internal/pace", "github.com/prometheus/client_golang", "github.com/jackc/pgx/v5", "go.temporal.io/sdk"},
+	"activities": {"internal/backfill", "internal/control", "internal/side", "internal/row", "internal/pace", "internal/copypipe", "internal/proof",
 		"go.temporal.io/sdk", "go.uber.org/zap"},
 	"workflows": {"activities", "internal/backfill", "internal/control", "go.temporal.io/sdk", "go.temporal.io/api"},
 	"worker":    {"activities", "workflows", "internal/backfill", "internal/control", "go.temporal.io/sdk", "go.temporal.io/api", "go.uber.org/zap"},
-	"api": {"workflows", "internal/backfill", "internal/control", "internal/row", "github.com/labstack/echo/v4", "github.com/getkin/kin-openapi",
+	"api": {"workflows", "internal/backfill", "internal/control", "internal/row", "internal/pace", "internal/proof", "github.com/labstack/echo/v4", "github.com/getkin/kin-openapi",
 		"github.com/prometheus/client_golang", "github.com/jackc/pgx/v5", "go.temporal.io/sdk", "go.temporal.io/api", "go.uber.org/zap", "github.com/santhosh-tekuri/jsonschema/v6", "golang.org/x/text", "golang.org/x/sync"},
 	"ui":             {"api", "internal/backfill", "internal/control", "internal/row", "github.com/labstack/echo/v4", "go.uber.org/zap"},
-	"internal/cli":   {"internal/backfill", "internal/control", "github.com/alecthomas/kong", "golang.org/x/term"},
+	"internal/cli":   {"internal/backfill", "internal/control", "internal/pace", "internal/proof", "go.yaml.in/yaml/v3", "github.com/alecthomas/kong", "golang.org/x/term"},
 	"internal/local": {"github.com/jackc/pgx/v5", "go.temporal.io/sdk", "go.temporal.io/api", "golang.org/x/sys"},
 }
 
 // only says who may import a module at all.
 var only = map[string][]string{
 	"github.com/labstack/echo/v4":         {"api", "ui", "internal/dev", "internal/serve"},
-	"github.com/jackc/pgx/v5":             {"internal/control", "internal/side", "internal/row", "internal/local", "internal/dev", "internal/testkit", "api"},
+	"github.com/jackc/pgx/v5":             {"internal/control", "internal/side", "internal/row", "internal/connect", "internal/local", "internal/dev", "internal/testkit", "internal/metrics", "api"},
 	"github.com/pressly/goose/v3":         {"internal/control"},
 	"github.com/getkin/kin-openapi":       {"api"},
-	"github.com/prometheus/client_golang": {"api", "worker", "internal/serve", "internal/dev"},
+	"github.com/prometheus/client_golang": {"api", "internal/metrics", "internal/serve", "internal/dev"},
 	"github.com/alecthomas/kong":          {"internal/cli", ""},
 }
 

@@ -50,6 +50,12 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
+// NewEpoch says how a site goes on after one of its databases was restored or
+// failed over.
+func NewEpoch(site string) string {
+	return "once the databases are the ones to go on with, open a new epoch: backfill site new-epoch " + site + " --note WHY"
+}
+
 // CodeOf returns the code of the first Error in err's chain, or "".
 func CodeOf(err error) Code {
 	var e *Error

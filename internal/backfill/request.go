@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -49,6 +50,7 @@ type Request struct {
 	StartedAt   *time.Time // the first claim of the walk
 	WalkedAt    *time.Time // the walk reached its end
 	ReviewedBy  string
+	ReviewedVia string // by what way the decision came, "" for the API, "temporal" for a signal
 	ReviewedAt  *time.Time
 	ClosedAt    *time.Time
 	Note        string // the requester's
@@ -56,6 +58,25 @@ type Request struct {
 	Reason      string // why it FAILED, or what was cancelled
 	Waiting     string // what it waits for now, "" when nothing
 	Revision    int64  // of the staged set, what a decision is bound to
+
+	WaitingSince *time.Time    // since when closed gates hold it back, nil when none does
+	Throttled    time.Duration // for how long gates have held it back in all
+
+	// ProofAt is when it was settled where the walk begins: after ProvenKey, up to which
+	// the receiver provably holds the source's ProvenRows rows; nil for the beginning.
+	ProofAt    *time.Time
+	ProvenKey  Key
+	ProvenRows int64
+
+	// Position is the part of the keys that the walk has passed, 0 to 1, as PostgreSQL
+	// estimates; nil while that is unknown.
+	Position *float64
+	// The last forecast, made at ForecastAt: rows per second while no gate holds it
+	// back, the part of the time in which none does, and the seconds then left, in one
+	// half and in nine tenths of the cases.
+	UnthrottledRate, Duty float64
+	ForecastAt            *time.Time
+	LeftP50, LeftP90      *float64
 
 	Expected              int64 // rows the source had when the walk began
 	Staged                int64
@@ -91,6 +112,9 @@ func (r *Request) Percent() int {
 	case Pending:
 		return 0
 	case InProgress:
+		if r.Position != nil {
+			return max(0, min(int(*r.Position*100), 99))
+		}
 		return min(percent(r.Staged, r.Expected), 99)
 	case Releasing:
 		return min(percent(r.ReleasedUpTo, r.Staged), 99)
@@ -106,9 +130,30 @@ func percent(part, whole int64) int {
 	return int(min(part*100/whole, 100))
 }
 
-// Rate is the rows per second of the present phase so far, 0 when unknown.
+// forecastLasts is how long a forecast counts without a newer one.
+const forecastLasts = time.Minute
+
+// forecast reports whether there is a forecast of the present phase that counts.
+func (r *Request) forecast(now time.Time) bool {
+	since := r.StartedAt
+	if r.State == Releasing {
+		since = r.ReviewedAt
+	}
+	return r.ForecastAt != nil && r.UnthrottledRate > 0 && since != nil && !r.ForecastAt.Before(*since) && now.Sub(*r.ForecastAt) < forecastLasts
+}
+
+// Rate is the rows per second of the present phase, time in which gates hold it
+// back included; 0 when it is paused or the rate is unknown.
 func (r *Request) Rate(now time.Time) float64 {
 	switch {
+	case r.Paused:
+		return 0
+	case r.State != InProgress && r.State != Releasing:
+		return 0
+	case r.forecast(now):
+		return r.UnthrottledRate * r.Duty
+	case r.ForecastAt != nil:
+		return 0 // nobody has looked for a while
 	case r.State == InProgress && r.StartedAt != nil:
 		return rate(r.Staged, now.Sub(*r.StartedAt))
 	case r.State == Releasing && r.ReviewedAt != nil:
@@ -124,17 +169,38 @@ func rate(rows int64, d time.Duration) float64 {
 	return float64(rows) / d.Seconds()
 }
 
-// ETA is when the present phase should end at the rate so far, or nil.
+// ETA is when the present phase should end, in one half of the cases; nil when it is
+// paused or nothing is known.
 func (r *Request) ETA(now time.Time) *time.Time {
 	rate := r.Rate(now)
-	if rate == 0 {
+	switch {
+	case rate == 0:
 		return nil
+	case r.forecast(now):
+		return after(*r.ForecastAt, r.LeftP50)
 	}
 	left := r.Expected - r.Staged
 	if r.State == Releasing {
 		left = r.Staged - r.ReleasedUpTo
 	}
-	t := now.Add(time.Duration(float64(max(left, 0)) / rate * float64(time.Second)))
+	seconds := float64(max(left, 0)) / rate
+	return after(now, &seconds)
+}
+
+// ETA90 is when the present phase should have ended in nine tenths of the cases, nil
+// when nothing is known of that.
+func (r *Request) ETA90(now time.Time) *time.Time {
+	if r.Rate(now) == 0 || !r.forecast(now) {
+		return nil
+	}
+	return after(*r.ForecastAt, r.LeftP90)
+}
+
+func after(t time.Time, seconds *float64) *time.Time {
+	if seconds == nil {
+		return nil
+	}
+	t = t.Add(time.Duration(*seconds * float64(time.Second)))
 	return &t
 }
 
@@ -170,6 +236,11 @@ func (t *Table) Captures(side string) bool {
 	return false
 }
 
+// Receives reports whether the other side's changes of the table are applied on a side.
+func (t *Table) Receives(side string) bool {
+	return slices.ContainsFunc(t.CapturedFrom, func(s string) bool { return s != side })
+}
+
 // TableSide is what the agent of a side last reported of a table.
 type TableSide struct {
 	Side         string
@@ -181,7 +252,11 @@ type TableSide struct {
 	CountedAt    *time.Time
 	CaptureOK    bool
 	CaptureSince *time.Time // capture is unbroken since
-	Problem      string     // why the table cannot be used, "" when it can
+	Problem      string     // why the table cannot be used or capture is not healthy, "" when all is well
+	// Gap is why rows may differ on the other side although every captured change was
+	// applied: "" when nothing is known, or a backfill that began later has finished.
+	Gap      string
+	GapSince *time.Time
 }
 
 // Panel is what is known of a table and direction when somebody asks whether a
@@ -193,8 +268,23 @@ type Panel struct {
 	Receiver  TableSide
 	Open      *Request // the open whole-table request, if any
 	OpenRows  []*Request
-	Waiting   int64 // changes not yet acknowledged
+	Waiting   int64 // changes not yet acknowledged, those in the outbox included
 	Oldest    *time.Time
+	// Changes that the receiver has set aside.
+	Held, Quarantined int64
+	// Stopped is why the receiver does not apply the table's changes for now, "" when it does.
+	Stopped      string
+	StoppedSince *time.Time
+	Proof        *Proof // the last finished reconciliation of the whole table, if any
+}
+
+// Proof is what the last reconciliation of a table and direction has found.
+type Proof struct {
+	ID       int64
+	Mode     RunMode
+	Verdict  string
+	ClosedAt time.Time
+	Unequal  int64 // keys missing or different there, neither repaired nor waived; not counted beyond 10,000
 }
 
 // Conditions lists what must hold before a backfill of the panel's table may be
@@ -233,30 +323,47 @@ func off(t *Table) string {
 }
 
 func (p *Panel) capture() Condition {
+	from := p.Direction.From
+	setup := "run backfill setup --site " + p.Direction.Site + " --side " + from
 	switch {
-	case !p.Table.Captures(p.Direction.From):
-		return Condition{"capture", false, "changes are not captured from " + p.Direction.From + " for this table"}
-	case p.Source.Problem != "":
-		return Condition{"capture", false, "on " + p.Direction.From + ": " + p.Source.Problem}
-	case p.Source.LayoutID == 0:
-		return Condition{"capture", false, "the agent of " + p.Direction.From + " has not looked at the table yet"}
+	case !p.Table.Captures(from):
+		return Condition{"capture", false, "changes are not captured from " + from + " for this table"}
+	case p.Source.LayoutID == 0 && p.Source.Problem == "":
+		return Condition{"capture", false, "the agent of " + from + " has not looked at the table yet"}
+	case p.Source.LayoutID == 0 || p.Source.CaptureOK && p.Source.Problem != "":
+		return Condition{"capture", false, "on " + from + ": " + p.Source.Problem}
+	case !p.Source.CaptureOK && p.Source.Problem != "":
+		return Condition{"capture", false, "on " + from + " since " + moment(p.Source.GapSince) + ": " + p.Source.Problem + ": " + setup}
 	case !p.Source.CaptureOK:
-		return Condition{"capture", false, "capture is not installed or not enabled on " + p.Direction.From +
-			": run backfill setup --site " + p.Direction.Site + " --side " + p.Direction.From}
+		return Condition{"capture", false, "capture is not installed or not enabled on " + from + ": " + setup}
 	}
 	return Condition{"capture", true, "capture is installed and enabled on " + p.Direction.From}
 }
 
+// moment is a time in a sentence.
+func moment(t *time.Time) string {
+	if t == nil {
+		return "the beginning"
+	}
+	return t.UTC().Format("2006-01-02 15:04:05 UTC")
+}
+
+// behind holds when rows are missing by the counts, and when they may be missing or
+// differ although the counts agree, because of a gap in what was sent.
 func (p *Panel) behind() Condition {
 	from, to := p.Direction.From, p.Direction.To
 	switch {
+	case p.Source.Gap != "":
+		return Condition{"behind", true, to + " may lack rows or changes since " + moment(p.Source.GapSince) + ": " + p.Source.Gap}
+	case p.Proof != nil && p.Proof.Unequal > 0:
+		return Condition{"behind", true, fmt.Sprintf("reconciliation %d found rows of %s missing or different on %s", p.Proof.ID, from, to)}
 	case p.Source.Rows == nil || p.Receiver.Rows == nil:
 		return Condition{"behind", false, "the rows have not been counted on both sides yet"}
 	case *p.Source.Rows > *p.Receiver.Rows:
-		return Condition{"behind", true, fmt.Sprintf("%s reports %d rows more than %s", from, *p.Source.Rows-*p.Receiver.Rows, to)}
+		return Condition{"behind", true, fmt.Sprintf("%s reports %s rows more than %s", from, Thousands(*p.Source.Rows-*p.Receiver.Rows), to)}
 	}
-	return Condition{"behind", false, fmt.Sprintf("%s must report more rows than %s: it has %d, %s has %d",
-		from, to, *p.Source.Rows, to, *p.Receiver.Rows)}
+	return Condition{"behind", false, fmt.Sprintf("%s must report more rows than %s: it has %s, %s has %s; or a reconciliation must have found rows missing or different",
+		from, to, Thousands(*p.Source.Rows), to, Thousands(*p.Receiver.Rows))}
 }
 
 // CanRequest reports whether all conditions hold and no request is open.

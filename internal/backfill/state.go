@@ -74,6 +74,10 @@ const (
 	Unknown   Effect = "unknown" // the receiving agent has not looked yet
 )
 
+// Superseded is no effect of a row, but lists of rows can be narrowed to it: what
+// overtook the row says that it is not sent.
+const Superseded Effect = "superseded"
+
 // Effects lists every effect.
 func Effects() []Effect { return []Effect{Insert, Overwrite, Identical, Unknown} }
 
@@ -84,4 +88,6 @@ type Mode string
 const (
 	ModeFull Mode = "full" // every row up to the frozen upper key
 	ModeRow  Mode = "row"  // the one row of the request's key
+	// ModeDifferences walks the keys that the last reconciliation found missing or different.
+	ModeDifferences Mode = "differences"
 )

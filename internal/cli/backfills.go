@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +20,7 @@ type Request struct {
 	Table string   `placeholder:"TABLE" help:"The table, as schema.table. May be left out when the site has only one."`
 	From  string   `placeholder:"SIDE" help:"The side that has the rows. May be left out when the table is captured from only one."`
 	Key   []string `sep:"none" placeholder:"V" help:"Backfill this one row instead of the table: the values of its key in key order, one flag each, or JSON: an array of them or an object by column."`
-	Mode  string   `placeholder:"MODE" help:"How to choose the rows: full (the default: every row up to where the table ends now) or row (with --key)."`
+	Mode  string   `placeholder:"MODE" help:"How to choose the rows: full (the default: every row up to where the table ends now), differences (those the last reconciliation found missing or different) or row (with --key)."`
 	Note  string   `placeholder:"TEXT" help:"Why, for those who review it."`
 	Watch bool     `help:"Follow it until it awaits review, like backfill watch."`
 }
@@ -75,6 +77,33 @@ func keyJSON(values []string) (json.RawMessage, error) {
 		return json.RawMessage(v), nil
 	}
 	return json.Marshal(values)
+}
+
+// keyValues are the values of a key as a list's filter takes them: as they were
+// given, or those of a JSON array.
+func keyValues(given []string) ([]string, error) {
+	raw, err := keyJSON(given)
+	if err != nil || raw == nil {
+		return nil, err
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.UseNumber() // numbers keep their spelling
+	var values []any
+	if err := dec.Decode(&values); err != nil {
+		return nil, usagef("--key %s: give the values in key order, one flag each, or a JSON array of them", given[0])
+	}
+	out := make([]string, len(values))
+	for i, v := range values {
+		switch v := v.(type) {
+		case string:
+			out[i] = v
+		case json.Number, bool:
+			out[i] = fmt.Sprint(v)
+		default:
+			return nil, usagef("--key %s: value %d is neither a text nor a number", given[0], i+1)
+		}
+	}
+	return out, nil
 }
 
 // what names the rows a request is about.
@@ -174,8 +203,14 @@ func (s *session) show(b *Backfill) {
 	s.out.printf("request %s: backfill %s of %s from %s to %s, site %s\n", id(b.ID), what(b), b.Table, b.From, b.To, b.Site)
 	line("state", "%s, revision %s", phase(b), id(b.Revision))
 	text("waiting", b.Waiting)
+	if b.ThrottledSeconds >= 1 {
+		line("held back", "%s by gates", (time.Duration(b.ThrottledSeconds) * time.Second).String())
+	}
 	text("reason", b.Reason)
 	line("staged", "%v of %v expected", b.Staged, b.Expected)
+	if b.ProvenRows > 0 {
+		line("spared", "%v rows up to %s, which %s provably holds just so", b.ProvenRows, b.ProvenKey, b.To)
+	}
 	line("effects", "%v insert, %v overwrite, %v identical, %v unknown", b.Effects[backfill.Insert], b.Effects[backfill.Overwrite],
 		b.Effects[backfill.Identical], b.Effects[backfill.Unknown])
 	line("released", "%v, %v superseded, %v skipped as identical", b.Released, b.Superseded, b.Skipped)
@@ -184,6 +219,9 @@ func (s *session) show(b *Backfill) {
 	}
 	if b.State.Open() && b.Rate > 0 {
 		line("pace", "%v/s%s", int64(b.Rate), ends(b.ETA))
+		if b.ETA90 != nil {
+			line("", "in nine of ten cases ends %s", at(b.ETA90))
+		}
 	}
 	if b.ResumeKey != nil {
 		text("resume key", b.ResumeKey.String())
@@ -191,7 +229,11 @@ func (s *session) show(b *Backfill) {
 	line("requested", "by %s, %s", b.RequestedBy, at(b.RequestedAt))
 	text("", b.RequestNote)
 	if b.ReviewedAt != nil {
-		line("reviewed", "by %s, %s", b.ReviewedBy, at(b.ReviewedAt))
+		via := ""
+		if b.ReviewedVia == "temporal" {
+			via = " via Temporal"
+		}
+		line("reviewed", "by %s%s, %s", b.ReviewedBy, via, at(b.ReviewedAt))
 		text("", b.ReviewNote)
 	}
 	if b.ClosedAt != nil {
@@ -222,23 +264,49 @@ func ends(eta *time.Time) string {
 type Rows struct {
 	Remote
 	Paging
-	ID     int64  `arg:"" help:"The request's number."`
-	Effect string `placeholder:"EFFECT" help:"Only rows whose release would do this to the receiving side: insert, overwrite, identical, or unknown while its agent is away."`
+	ID     int64    `arg:"" help:"The request's number."`
+	Effect string   `placeholder:"EFFECT" help:"Only rows whose release would do this to the receiving side: insert, overwrite, identical, or unknown while its agent is away; or superseded: those that a newer change has overtaken."`
+	From   []string `name:"from-key" sep:"none" placeholder:"V" help:"Begin where this key stands: its values in key order, one flag each, or a JSON array of them."`
 }
 
 func (c *Rows) Run(ctx context.Context, s *session) error {
+	query := filters("effect", c.Effect)
+	from, err := keyValues(c.From)
+	if err != nil {
+		return err
+	}
+	if from != nil {
+		query["from_key"] = from
+	}
+	unjudged := int64(0)
+	if !s.json && slices.Contains([]backfill.Effect{backfill.Insert, backfill.Overwrite, backfill.Identical}, backfill.Effect(c.Effect)) {
+		b, err := get[*Backfill](ctx, s.c, requestPath(c.ID))
+		if err != nil {
+			return err
+		}
+		unjudged = b.Effects[backfill.Unknown]
+	}
 	t := s.table("KEY", "EFFECT", "ROW")
-	last, err := list(ctx, s, c.Paging, requestPath(c.ID, "rows"), filters("effect", c.Effect), t, func(r stagedRow) {
+	last, err := list(ctx, s, c.Paging, requestPath(c.ID, "rows"), query, t, func(r stagedRow) {
 		effect := string(r.Effect)
 		if r.Superseded {
 			effect += ", superseded"
 		}
+		if o := r.Overtaken; o != nil {
+			effect += fmt.Sprintf(" by %s %d, %s", o.Op, o.Seq, o.State)
+		}
 		t.row(r.Key.String(), effect, content(&r))
 	})
-	if err == nil && !s.json && last.Revision > 0 {
+	if err != nil || s.json {
+		return err
+	}
+	if unjudged > 0 {
+		s.note.printf("%s not judged yet: they may belong here too\n", rows(unjudged, ""))
+	}
+	if last.Revision > 0 {
 		s.note.printf("revision %s\n", id(last.Revision))
 	}
-	return err
+	return nil
 }
 
 // content is what releasing a row would write: the columns that change where the
@@ -275,8 +343,22 @@ func (c *Approve) Run(ctx context.Context, s *session) error {
 		SkipIdentical bool   `json:"skip_identical,omitempty"`
 		Note          string `json:"note,omitempty"`
 	}{revision, c.SkipIdentical, c.Note}, func(b *Backfill) {
-		s.out.printf("approved request %s at revision %s: %s of %s go to %s\n", id(b.ID), id(revision), rows(b.Staged, "staged "), b.Table, b.To)
+		s.out.printf("approved request %s at revision %s: %s of %s go to %s%s\n", id(b.ID), id(revision), rows(b.Staged, "staged "), b.Table, b.To, c.unjudged(b))
 	})
+}
+
+// unjudged says what is not known of the rows that were approved.
+func (c *Approve) unjudged(b *Backfill) string {
+	n := b.Effects[backfill.Unknown]
+	switch {
+	case n == 0 && c.SkipIdentical:
+		return fmt.Sprintf(", but for %s", rows(b.Effects[backfill.Identical], "identical "))
+	case n == 0:
+		return ""
+	case c.SkipIdentical:
+		return fmt.Sprintf(", but for %s; %s not judged yet cannot be left out, identical or not", rows(b.Effects[backfill.Identical], "identical "), rows(n, ""))
+	}
+	return fmt.Sprintf("; %s of them not judged yet", thousands(n))
 }
 
 // Reject closes a request and sends nothing.
@@ -333,6 +415,18 @@ func (c *Hold) run(ctx context.Context, s *session, verb string, show func(*Back
 	return s.decide(ctx, c.ID, verb, struct {
 		Note string `json:"note,omitempty"`
 	}{c.Note}, show)
+}
+
+// Judge has the effects of the staged rows judged again.
+type Judge struct {
+	Remote
+	ID int64 `arg:"" help:"The request's number."`
+}
+
+func (c *Judge) Run(ctx context.Context, s *session) error {
+	return s.decide(ctx, c.ID, "judge", nil, func(b *Backfill) {
+		s.out.printf("request %s: the agent of %s judges %s again, under revision %s\n", id(b.ID), b.To, rows(b.Staged, "staged "), id(b.Revision))
+	})
 }
 
 // Pause holds a walk or a release.

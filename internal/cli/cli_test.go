@@ -24,6 +24,7 @@ import (
 type grammar struct {
 	Site    Site    `cmd:""`
 	Table   Table   `cmd:""`
+	Gate    Gate    `cmd:""`
 	Request Request `cmd:""`
 	List    List    `cmd:""`
 	Show    Show    `cmd:""`
@@ -204,7 +205,7 @@ func TestCommands(t *testing.T) {
 	}, {
 		name: "request refused names each condition", args: "request --site shop --table t.t --from a", status: Refused,
 		routes: map[string]any{"POST /sites/shop/backfills": refusal(422, "refused", "the table cannot be backfilled now: not active", "active", "not active", "capture", "not installed")},
-		errs:   []string{"backfill: the table cannot be backfilled now: not active\n  active: not active\n  capture: not installed\n"},
+		errs:   []string{"backfill: the table cannot be backfilled now: not active\n  capture: not installed\n"},
 	}, {
 		name: "a second request names the open one", args: "request --site shop --table t.t --from a", status: Refused,
 		routes: map[string]any{"POST /sites/shop/backfills": refusal(409, "conflict", "request 7 is open")},
@@ -255,11 +256,11 @@ func TestCommands(t *testing.T) {
 		name: "list of a state that is none", args: "list --state /tmp", status: Misused, errs: []string{"no state of a request", "--state-dir", "see backfill list --help"},
 	}, {
 		name: "rows", args: "rows 7 --effect overwrite --limit 2",
-		routes: map[string]any{"GET /backfills/7/rows": `{"data":[` +
+		routes: map[string]any{"GET /backfills/7": strings.Replace(waiting, `"unknown":0`, `"unknown":1200`, 1), "GET /backfills/7/rows": `{"data":[` +
 			`{"key":["1"],"row":{"z":"1","a":null,"m":"x, y"},"effect":"insert","receiver":null,"changed":[],"superseded":false},` +
 			`{"key":["2"],"row":{"z":"2","a":"new"},"effect":"overwrite","receiver":{"z":"2","a":""},"changed":["a"],"superseded":true}],"next_cursor":"c","revision":3}`},
 		out:   []string{"1    insert                 z=1, a=NULL, m='x, y'\n", "2    overwrite, superseded  a: '' → new\n"},
-		errs:  []string{"there are more", "revision 3\n"},
+		errs:  []string{"there are more", "1,200 rows not judged yet: they may belong here too\n", "revision 3\n"},
 		asked: "GET /backfills/7/rows?effect=overwrite&limit=2 ",
 	}, {
 		name: "approve of the present revision says which", args: "approve 7 --skip-identical",
@@ -300,6 +301,9 @@ func TestCommands(t *testing.T) {
 		name: "table set changes only what is given", args: `table set --site shop "Order·Items"."select" --no-delete --active --from a`,
 		routes: map[string]any{"PUT /sites/shop/tables/{table}": `{"table":"t.t","active":true,"captured_from":[]}`}, out: []string{"table t.t: active, sends nothing from nothing"},
 		asked: `PUT /sites/shop/tables/%22Order%20Items%22.%22select%22 {"active":true,"delete":false,"captured_from":["a"]}`,
+	}, {
+		name: "table remove", args: `table remove --site shop t.t`, routes: map[string]any{"DELETE /sites/shop/tables/{table}": `{"table":"t.t"}`},
+		out: []string{"removed table t.t from site shop: run backfill setup"}, asked: `DELETE /sites/shop/tables/t.t `,
 	}, {
 		name: "queue", args: "queue list --site shop --state held --key 1 --key 2",
 		routes: map[string]any{"GET /sites/shop/queue": `{"data":[{"seq":1234,"table":"t.t","from":"a","op":"update","key":["1","2"],"request":null,"state":"held","reason":"no\nparent"}]}`},

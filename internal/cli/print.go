@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"backfill/internal/backfill"
 )
 
 // printer writes for people. Formats are ours and arguments are other people's, so
@@ -167,18 +169,7 @@ func (t *table) line(cells []string) {
 	io.WriteString(t.w, strings.TrimRight(b.String(), " ")+"\n")
 }
 
-// thousands groups the digits of n.
-func thousands(n int64) string {
-	s := strconv.FormatInt(n, 10)
-	sign := ""
-	if s[0] == '-' {
-		sign, s = "-", s[1:]
-	}
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return sign + s
-}
+func thousands(n int64) string { return backfill.Thousands(n) }
 
 // rows is a number of rows, of whatever kind.
 func rows(n int64, kind string) string {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/alecthomas/kong"
 	"golang.org/x/term"
@@ -73,6 +74,12 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer, grammar a
 			panic(r)
 		}
 	}()
+	for i, arg := range args {
+		if !utf8.ValidString(arg) {
+			report(stderr, fmt.Errorf("argument %d is not UTF-8: no text of the API or of PostgreSQL holds it", i+1))
+			return Misused
+		}
+	}
 	parser, err := kong.New(grammar, append([]kong.Option{
 		kong.Name("backfill"),
 		kong.Writers(out, stderr),
@@ -174,7 +181,8 @@ func report(w io.Writer, err error) {
 		if f.Field != "" {
 			text = f.Field + ": " + f.Message
 		}
-		if text != message {
+		// The first is in the message, as a rule.
+		if !strings.Contains(message, f.Message) {
 			line("  %s", text)
 		}
 	}

@@ -25,16 +25,17 @@ type Connection struct {
 // Remote is a Connection and where to look when its flags are not given.
 type Remote struct {
 	Connection
-	State string `name:"state" aliases:"state-dir" env:"BACKFILL_STATE" placeholder:"DIR" group:"api" help:"The state directory of a backfill dev on this machine, which holds client.json."`
+	StateDir string `aliases:"state" env:"BACKFILL_STATE" placeholder:"DIR" group:"api" help:"The state directory of a backfill dev on this machine, which holds client.json."`
 }
 
 // ProvideSession is how kong makes the *session that a Run method asks for.
-func (r *Remote) ProvideSession(s *Streams) (*session, error) { return r.open(s, r.State) }
+func (r *Remote) ProvideSession(s *Streams) (*session, error) { return r.open(s, r.StateDir) }
 
-// FilteredRemote is a Remote where --state is a filter.
+// FilteredRemote is a Remote where --state, which stands for --state-dir elsewhere, is
+// a filter.
 type FilteredRemote struct {
 	Connection
-	StateDir string `name:"state-dir" env:"BACKFILL_STATE" placeholder:"DIR" group:"api" help:"The state directory of a backfill dev on this machine; --state of other commands."`
+	StateDir string `env:"BACKFILL_STATE" placeholder:"DIR" group:"api" help:"The state directory of a backfill dev on this machine, which holds client.json."`
 }
 
 // ProvideSession is how kong makes the *session that a Run method asks for.
@@ -78,7 +79,7 @@ func readClientFile(path string) (c ClientConfig, err error) {
 		err = json.Unmarshal(raw, &c)
 	}
 	if err != nil {
-		return c, fmt.Errorf("read the API's address and token: %w: give --api and --token, or another --state", withPath(path, err))
+		return c, fmt.Errorf("read the API's address and token: %w: give --api and --token, or another --state-dir", withPath(path, err))
 	}
 	return c, nil
 }
@@ -123,7 +124,7 @@ func (c *Connection) open(s *Streams, dir string) (*session, error) {
 		api = DefaultAPI
 	}
 	if token == "" {
-		return nil, usagef("no token for %s: give one with --token or BACKFILL_TOKEN (backfill token create makes one), or name the state directory of a running backfill dev (looked into %s)", api, path)
+		return nil, usagef("no token for %s: give one with --token or BACKFILL_TOKEN (backfill token create makes one), or name the state directory of a running backfill dev with --state-dir (looked into %s)", api, path)
 	}
 	client, err := NewClient(api, token)
 	if err != nil {

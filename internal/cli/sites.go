@@ -19,6 +19,7 @@ type Site struct {
 	List     SiteList     `cmd:"" group:"commands" default:"withargs" help:"List the sites."`
 	Show     SiteShow     `cmd:"" group:"commands" help:"Show a site: its sides, their agents, and what waits."`
 	NewEpoch SiteNewEpoch `cmd:"" name:"new-epoch" group:"commands" help:"Declare a new beginning after a database was restored or failed over. Needs role admin."`
+	Set      SiteSet      `cmd:"" group:"commands" help:"Change a site's settings. Needs role admin."`
 	Add      SiteAdd      `cmd:"" group:"commands" help:"Record a new site, a pair of databases to keep in sync. Needs role admin."`
 }
 
@@ -102,21 +103,56 @@ func (c *SiteShow) Run(ctx context.Context, s *session) error {
 
 func (s *session) showSite(x site) {
 	s.out.printf("site %s\n\n", x.Name)
+	if x.Second {
+		s.out.printf("whoever asked for a backfill may not approve it\n\n")
+	}
 	t := s.table("SIDE", "AGENT", "SEEN", "DATABASE", "PROBLEM")
 	for _, side := range x.Sides {
 		t.row(side.Name, dash(side.Agent), ago(side.SeenAt), dash(side.Database), side.Problem)
 	}
 	t.flush()
 	s.out.printf("\n")
-	t = s.table("DIRECTION", "WAITING", "OLDEST", "APPLIED")
+	for _, x := range x.Standstill {
+		s.out.printf("stands still: %s (%s)\n", x.Message, sinceOf(x.Since))
+	}
+	if len(x.Standstill) > 0 {
+		s.out.printf("\n")
+	}
+	t = s.table("DIRECTION", "WAITING", "OLDEST", "APPLIED", "IN OUTBOX", "AS OF")
 	for _, l := range x.Lag {
 		oldest := "–"
 		if l.Oldest != nil {
 			oldest = ago(l.Oldest)
 		}
-		t.row(l.From+" → "+l.To, l.Waiting, oldest, ago(l.AppliedAt))
+		t.row(l.From+" → "+l.To, l.Waiting, oldest, ago(l.AppliedAt), l.Outbox, ago(l.OutboxAt))
 	}
 	t.flush()
+}
+
+// SiteSet changes a site.
+type SiteSet struct {
+	Remote
+	Name         string `arg:"" help:"The site."`
+	SecondPerson string `required:"" enum:"on,off" placeholder:"on|off" help:"on: whoever asked for a backfill may not approve it."`
+}
+
+func (c *SiteSet) Run(ctx context.Context, s *session) error {
+	raw, err := s.c.call(ctx, http.MethodPatch, "/sites/"+url.PathEscape(c.Name), struct {
+		Second bool `json:"second_person"`
+	}{c.SecondPerson == "on"})
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, func(x site) {
+		s.out.printf("site %s: whoever asked for a backfill %s approve it\n", x.Name, map[bool]string{true: "may not", false: "may"}[x.Second])
+	})
+}
+
+func sinceOf(t *time.Time) string {
+	if t == nil {
+		return "never seen"
+	}
+	return "since " + ago(t)
 }
 
 // SiteAdd records a site.
@@ -149,9 +185,10 @@ func (c *SiteAdd) Run(ctx context.Context, s *session) error {
 
 // Table has the commands about tables.
 type Table struct {
-	List TableList `cmd:"" group:"commands" default:"withargs" help:"List a site's tables: rows on both sides, what waits, and whether a backfill may be requested."`
-	Show TableShow `cmd:"" group:"commands" help:"Show a table and each condition for a backfill of it."`
-	Set  TableSet  `cmd:"" group:"commands" help:"Add a table to a site, or change how it is kept in sync. Needs role admin."`
+	List   TableList   `cmd:"" group:"commands" default:"withargs" help:"List a site's tables: rows on both sides, what waits, and whether a backfill may be requested."`
+	Show   TableShow   `cmd:"" group:"commands" help:"Show a table and each condition for a backfill of it."`
+	Set    TableSet    `cmd:"" group:"commands" help:"Add a table to a site, or change how it is kept in sync. Needs role admin."`
+	Remove TableRemove `cmd:"" group:"commands" help:"Take a table out of a site. Needs role admin."`
 }
 
 // OneSite is the flag that says which site.
@@ -262,6 +299,9 @@ func (s *session) showPanel(x panel) {
 	line("key", dash(strings.Join(x.Key, ", ")))
 	line("rows", fmt.Sprintf("%s on %s, %s on %s, counted %s", x.rows(x.SourceRows), x.From, x.rows(x.ReceiverRows), x.To, ago(x.CountedAt)))
 	line("waiting", thousands(x.Lag.Waiting)+" changes")
+	if x.Stopped.Reason != "" {
+		line("stopped", ago(x.Stopped.Since)+", too many rows in a row were refused on "+x.To+", the last with: "+x.Stopped.Reason)
+	}
 	line("backfill", x.button())
 	for _, c := range x.Backfill.Conditions {
 		mark := "no   "
@@ -329,6 +369,32 @@ func (c *TableSet) Run(ctx context.Context, s *session) error {
 	return answer(s, raw, func(t tableConfig) { s.out.printf("table %s: %s\n", t.Table, t.describe()) })
 }
 
+// TableRemove takes a table out of a site.
+type TableRemove struct {
+	Remote
+	OneSite
+	Table string `arg:"" help:"The table, as schema.table."`
+}
+
+func (c *TableRemove) Help() string {
+	return `Refused while a request of the table is open. Changes on their way are dropped; history stays. Run backfill setup for
+each side then, or what setup-sql prints: it drops the triggers that capture the table.`
+}
+
+func (c *TableRemove) Run(ctx context.Context, s *session) error {
+	site, err := s.site(ctx, c.Site)
+	if err != nil {
+		return err
+	}
+	raw, err := s.c.call(ctx, http.MethodDelete, sitePath(site, "tables", c.Table), nil)
+	if err != nil {
+		return err
+	}
+	return answer(s, raw, func(t tableConfig) {
+		s.out.printf("removed table %s from site %s: run backfill setup for each side, to drop its triggers\n", t.Table, site)
+	})
+}
+
 // Queue has the commands about changes on their way.
 type Queue struct {
 	List  QueueList  `cmd:"" group:"commands" default:"withargs" help:"List the changes that the receiving side has not applied, oldest first."`
@@ -342,22 +408,23 @@ type Changes struct {
 	Paging
 	Table string   `placeholder:"TABLE" help:"Of this table only, as schema.table."`
 	From  string   `placeholder:"SIDE" help:"Sent by this side only."`
-	Key   []string `sep:"none" placeholder:"V" help:"Of the row with this key only: its values in key order, one flag each."`
+	Key   []string `sep:"none" placeholder:"V" help:"Of the row with this key only: its values in key order, one flag each, or a JSON array of them."`
 }
 
-func (c *Changes) query() url.Values {
+func (c *Changes) query() (url.Values, error) {
 	q := filters("table", c.Table, "from", c.From)
-	for _, v := range c.Key {
-		q.Add("key", v)
+	values, err := keyValues(c.Key)
+	if values != nil {
+		q["key"] = values
 	}
-	return q
+	return q, err
 }
 
 // QueueList lists the queue.
 type QueueList struct {
 	FilteredRemote
 	Changes
-	State string `placeholder:"STATE" help:"In this state only: waiting, held (for a row it refers to), quarantined or skipped."`
+	State string `placeholder:"STATE" help:"In this state only: waiting, stopped (with its table), held (for a row it refers to), quarantined or skipped."`
 }
 
 func (c *QueueList) Run(ctx context.Context, s *session) error {
@@ -365,7 +432,10 @@ func (c *QueueList) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	query := c.query()
+	query, err := c.query()
+	if err != nil {
+		return err
+	}
 	if c.State != "" {
 		query.Set("state", strings.ToLower(c.State))
 	}
@@ -420,8 +490,12 @@ func (c *History) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
+	query, err := c.query()
+	if err != nil {
+		return err
+	}
 	t := s.table("SEQ", "TABLE", "FROM", "OP", "KEY", "REQUEST", "STATE", "APPLIED")
-	_, err = list(ctx, s, c.Paging, sitePath(site, "history"), c.query(), t, func(x change) {
+	_, err = list(ctx, s, c.Paging, sitePath(site, "history"), query, t, func(x change) {
 		request := right("–")
 		if x.Request != 0 {
 			request = right(id(x.Request))

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -15,7 +16,7 @@ import (
 type Watch struct {
 	Remote
 	ID    int64  `arg:"" help:"The request's number."`
-	Until string `placeholder:"STATE" help:"When to stop: review (the default: when its rows wait to be read) or closed (the default once they do)."`
+	Until string `placeholder:"STATE" help:"When to stop: review (the default), when its rows wait to be read or it is closed, or closed."`
 }
 
 // Validate is kong's hook for what a flag's type cannot say.
@@ -32,7 +33,9 @@ const (
 	untilClosed = "closed"
 )
 
-func (c *Watch) Run(ctx context.Context, s *session) error { return s.watch(ctx, c.ID, c.Until) }
+func (c *Watch) Run(ctx context.Context, s *session) error {
+	return s.watch(ctx, c.ID, cmp.Or(c.Until, untilReview))
+}
 
 // view shows how a request goes on.
 type view interface {
@@ -83,14 +86,8 @@ func (s *session) watch(ctx context.Context, n int64, until string) error {
 				continue
 			}
 			b = u.b
-			walked := b.State == backfill.AwaitingReview || b.State == backfill.Releasing
-			if until == "" {
-				if until = untilReview; walked {
-					until = untilClosed
-				}
-			}
 			v.show(b, "")
-			if !b.State.Open() || (until == untilReview && walked) {
+			if !b.State.Open() || until == untilReview && b.State == backfill.AwaitingReview {
 				v.end()
 				return s.outcome(b)
 			}

@@ -64,7 +64,15 @@ func TestWatch(t *testing.T) {
 		out:    []string{"PENDING", "IN_PROGRESS 42 %  420,000 of 1,000,000 rows  2,500/s  ", "AWAITING_REVIEW  600,000 rows to read"},
 		errs:   []string{"backfill rows 7", "backfill approve 7", "http://host/backfills/7"},
 	}, {
-		name: "until it is closed when they can be read already", args: "watch 7",
+		name: "not at all when they can be read already", args: "watch 7",
+		routes: map[string]any{"GET /backfills/7/events": events(true, waiting)},
+		out:    []string{"AWAITING_REVIEW"}, errs: []string{"backfill approve 7"},
+	}, {
+		name: "until it is closed once it was approved", args: "watch 7",
+		routes: map[string]any{"GET /backfills/7/events": events(false, in("RELEASING"), in("FINISHED"))},
+		out:    []string{"RELEASING 0 %", "FINISHED"},
+	}, {
+		name: "until it is closed when they can be read already", args: "watch 7 --until closed",
 		routes: map[string]any{"GET /backfills/7/events": events(false, waiting, in("RELEASING"), in("FINISHED"))},
 		out:    []string{"AWAITING_REVIEW", "RELEASING 0 %  0 of 600,000 rows released", "FINISHED"},
 	}, {

@@ -29,14 +29,20 @@ type Backfill struct {
 	Skipped               int64                     `json:"skipped"`
 	Effects               map[backfill.Effect]int64 `json:"effects"`
 	ResumeKey             backfill.Key              `json:"resume_key"`
+	ProvenKey             backfill.Key              `json:"proven_key"`
+	ProvenRows            int64                     `json:"proven_rows"`
 	Percent               int                       `json:"percent"`
 	Rate                  float64                   `json:"rate"` // rows per second
 	ETA                   *time.Time                `json:"eta"`
+	ETA90                 *time.Time                `json:"eta_p90"`
 	Waiting               string                    `json:"waiting"`
+	WaitingSince          *time.Time                `json:"waiting_since"`
+	ThrottledSeconds      float64                   `json:"throttled_seconds"`
 	Revision              int64                     `json:"revision"`
 	RequestedBy           string                    `json:"requested_by"`
 	RequestedAt           *time.Time                `json:"requested_at"`
 	ReviewedBy            string                    `json:"reviewed_by"`
+	ReviewedVia           string                    `json:"reviewed_via"`
 	ReviewedAt            *time.Time                `json:"reviewed_at"`
 	ClosedAt              *time.Time                `json:"closed_at"`
 	RequestNote           string                    `json:"request_note"`
@@ -58,6 +64,10 @@ type stagedRow struct {
 	Receiver   row             `json:"receiver"`
 	Changed    []string        `json:"changed"`
 	Superseded bool            `json:"superseded"`
+	Overtaken  *struct {
+		Seq       int64
+		Op, State string
+	} `json:"superseded_by"`
 }
 
 // row is a row in the order of its columns, which a map would lose.
@@ -120,16 +130,23 @@ type side struct {
 }
 
 type site struct {
-	Epoch int    `json:"epoch"`
-	Name  string `json:"name"`
-	Sides []side `json:"sides"`
-	Lag   []struct {
+	Epoch  int    `json:"epoch"`
+	Name   string `json:"name"`
+	Second bool   `json:"second_person"`
+	Sides  []side `json:"sides"`
+	Lag    []struct {
 		From      string     `json:"from"`
 		To        string     `json:"to"`
 		Waiting   int64      `json:"waiting"`
+		Outbox    int64      `json:"outbox"`
+		OutboxAt  *time.Time `json:"outbox_at"`
 		Oldest    *time.Time `json:"oldest"`
 		AppliedAt *time.Time `json:"applied_at"`
 	} `json:"lag"`
+	Standstill []struct {
+		Since   *time.Time `json:"since"`
+		Message string     `json:"message"`
+	} `json:"standstill"`
 }
 
 // tableConfig is how a table of a site is kept in sync.
@@ -157,7 +174,12 @@ type panel struct {
 		OK      bool       `json:"ok"`
 		Since   *time.Time `json:"since"`
 		Problem string     `json:"problem"`
+		Gap     string     `json:"gap"`
 	} `json:"capture"`
+	Stopped struct {
+		Since  *time.Time `json:"since"`
+		Reason string     `json:"reason"`
+	} `json:"stopped"`
 	Lag struct {
 		Waiting int64      `json:"waiting"`
 		Oldest  *time.Time `json:"oldest"`

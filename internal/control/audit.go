@@ -27,13 +27,23 @@ func audit(ctx context.Context, tx pgx.Tx, account, action, site, subject string
 	return err
 }
 
-// Audit lists entries newest first, those with an id below before (0 = from the newest).
-func (s *Store) Audit(ctx context.Context, site string, before int64, limit int) ([]AuditEntry, error) {
+// AuditFilter narrows the audit; zero fields do not narrow.
+type AuditFilter struct {
+	Site, Account string
+	Action        string // itself, or what stands before the dot: backfill is all of backfill.approve and so on
+	Request       int64
+	Before        int64 // ids below
+	Limit         int
+}
+
+// Audit lists entries newest first.
+func (s *Store) Audit(ctx context.Context, f AuditFilter) ([]AuditEntry, error) {
 	rows, err := s.pool.Query(ctx, `
 		SELECT id, at, account, action, coalesce(site, ''), subject, detail
 		  FROM backfill_control.audit
-		 WHERE ($1 = '' OR site = $1) AND ($2 = 0 OR id < $2)
-		 ORDER BY id DESC LIMIT $3`, site, before, limit)
+		 WHERE ($1 = '' OR site = $1) AND ($2 = 0 OR id < $2) AND ($3 = '' OR account = $3)
+		   AND ($4 = '' OR action = $4 OR split_part(action, '.', 1) = $4) AND ($5 = 0 OR subject LIKE 'request ' || $5::bigint || ' of %')
+		 ORDER BY id DESC LIMIT $6`, f.Site, f.Before, f.Account, f.Action, f.Request, f.Limit)
 	if err != nil {
 		return nil, err
 	}

@@ -34,6 +34,8 @@ func (s *Store) SiteOf(ctx context.Context, e Event) (site string, err error) {
 		return e.Name, nil
 	case "request":
 		err = s.pool.QueryRow(ctx, `SELECT d.site FROM backfill_control.request r JOIN backfill_control.direction d ON d.id = r.direction WHERE r.id = $1`, e.ID).Scan(&site)
+	case "reconciliation":
+		err = s.pool.QueryRow(ctx, `SELECT d.site FROM backfill_control.reconciliation r JOIN backfill_control.direction d ON d.id = r.direction WHERE r.id = $1`, e.ID).Scan(&site)
 	default:
 		err = s.pool.QueryRow(ctx, `SELECT site FROM backfill_control.direction WHERE id = $1`, e.ID).Scan(&site)
 	}

@@ -25,11 +25,11 @@ func (s *Store) ClassifyFrom(ctx context.Context, id int64) (after, staged int64
 }
 
 // StoreEffects stores the effects of the staged rows numbered in (after, to], in
-// COPY's binary form: request_id, n, effect, receiver. They were judged when at
-// least the changes up to at had been applied. When another agent was faster, or
-// the request was decided meanwhile, nothing is stored: a decision counts for what
-// could be read.
-func (s *Store) StoreEffects(ctx context.Context, id, after, to, at int64, r io.Reader) error {
+// COPY's binary form: request_id, n, effect, receiver. They were judged for a
+// revision, when at least the changes up to at had been applied. When another agent
+// was faster, or the request was decided or is to be judged again meanwhile, nothing
+// is stored: a decision counts for what could be read.
+func (s *Store) StoreEffects(ctx context.Context, id, revision, after, to, at int64, r io.Reader) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
 		// Copied aside first, so that the request is not locked meanwhile.
 		if _, err := tx.Exec(ctx, `CREATE TEMP TABLE judged (LIKE backfill_control.effect) ON COMMIT DROP`); err != nil {
@@ -39,10 +39,12 @@ func (s *Store) StoreEffects(ctx context.Context, id, after, to, at int64, r io.
 			return err
 		}
 		tag, err := tx.Exec(ctx, `
-			WITH c AS (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s FROM pg_temp.judged)
-			UPDATE backfill_control.request r
+			WITH c AS (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s FROM pg_temp.judged),
+			u AS (UPDATE backfill_control.request r
 			   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s, judged_seq = least(judged_seq, $4)
-			  FROM c WHERE r.id = $1 AND r.classified = $2 AND r.state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW')`, id, after, to, at)
+			  FROM c WHERE r.id = $1 AND r.classified = $2 AND r.revision = $5 AND r.state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW') RETURNING r.id)
+			INSERT INTO backfill_control.judged (request_id, upto, n_insert, n_overwrite, n_identical) SELECT u.id, $3, c.i, c.o, c.s FROM u, c`,
+			id, after, to, at, revision)
 		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}
@@ -51,4 +53,47 @@ func (s *Store) StoreEffects(ctx context.Context, id, after, to, at int64, r io.
 		}
 		return notifyID(ctx, tx, "request", id)
 	})
+}
+
+// Rejudge forgets the effects of a request's staged rows, so that the receiver's
+// agent judges them as its rows are now. The staged set gets a new revision: a
+// decision on what was read before no longer counts.
+func (s *Store) Rejudge(ctx context.Context, id int64, by string) (*backfill.Request, error) {
+	err := s.in(ctx, func(tx pgx.Tx) error {
+		n, err := unjudged(ctx, tx, `id = $1 AND state = 'AWAITING_REVIEW'`, id)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return whyUndecided(ctx, tx, id, 0)
+		}
+		if err := auditRequest(ctx, tx, id, by, "backfill.judge", nil); err != nil {
+			return err
+		}
+		return notifyID(ctx, tx, "request", id)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s.Request(ctx, id)
+}
+
+// unjudged forgets the effects of the staged rows of requests.
+func unjudged(ctx context.Context, tx pgx.Tx, where string, args ...any) (requests int, err error) {
+	rows, err := tx.Query(ctx, `
+		UPDATE backfill_control.request SET revision = revision + 1, classified = 0, n_insert = 0, n_overwrite = 0, n_identical = 0, judged_seq = NULL
+		 WHERE `+where+` RETURNING id`, args...)
+	if err != nil {
+		return 0, err
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return 0, err
+	}
+	for _, sql := range []string{`DELETE FROM backfill_control.effect WHERE request_id = ANY ($1)`, `DELETE FROM backfill_control.judged WHERE request_id = ANY ($1)`} {
+		if _, err := tx.Exec(ctx, sql, ids); err != nil {
+			return 0, err
+		}
+	}
+	return len(ids), nil
 }

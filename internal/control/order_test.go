@@ -119,7 +119,7 @@ func (w *world) pushed(keys ...string) (batch int64) {
 	for range keys {
 		require.NoError(w, p.Truncate(w.Context(), w.table.ID, "1:1:", false))
 	}
-	batch, err = p.Commit(w.Context(), fmt.Sprint("nonce ", time.Now().UnixNano()))
+	batch, err = p.Commit(w.Context(), fmt.Sprint("nonce ", time.Now().UnixNano()), 0)
 	require.NoError(w, err)
 	return batch
 }
@@ -141,12 +141,12 @@ func TestPushContinuesOneBehindAtMost(t *testing.T) {
 	require.NoError(t, err)
 	defer p.Rollback()
 	for i, m := range marks {
-		behind, err := p.Continues(m.batch, m.nonce)
+		behind, err := p.Continues(1, m.batch, m.nonce)
 		require.Equal(t, i >= 2, err == nil, "%v: %v", m, err)
 		require.Equal(t, i == 2, behind)
 	}
 	for _, m := range []mark{{3, "other"}, {2, "other"}, {4, marks[3].nonce}, {2, marks[3].nonce}} {
-		_, err := p.Continues(m.batch, m.nonce)
+		_, err := p.Continues(1, m.batch, m.nonce)
 		require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", m)
 	}
 }
@@ -288,7 +288,7 @@ func TestALockDoesNotOutliveAStoppedProcess(t *testing.T) {
 	// What the timeout does, the server does at once here.
 	testkit.Exec(t, w.conn, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
 	w.pushed("1")
-	_, err = p.Commit(t.Context(), "late")
+	_, err = p.Commit(t.Context(), "late", 0)
 	require.Error(t, err)
 	p.Rollback()
 }
@@ -339,4 +339,12 @@ func TestMigrate(t *testing.T) {
 	_, err = control.Open(t.Context(), "postgres://u:secret@host:bad/x")
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "secret")
+}
+
+func TestAServerThatIsTooOldIsNamed(t *testing.T) {
+	dsn := testkit.Database(t)
+	control.RaiseOldest(t)
+	_, err := control.Migrate(t.Context(), dsn)
+	require.ErrorContains(t, err, "the control database's server is of version ")
+	require.ErrorContains(t, err, "at least 99 is needed: use a newer server")
 }

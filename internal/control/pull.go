@@ -28,7 +28,8 @@ type Batch struct {
 // Next returns the batch after a position: at most limit entries and about
 // maxBytes of them; To equals the position when there is nothing. It is a Refused
 // error when the position is not one this control database has given out: then
-// the receiver or the control database was restored.
+// the receiver or the control database was restored; and while the source may not
+// go on.
 func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, limit int, maxBytes int64) (Batch, error) {
 	b := Batch{To: at}
 	if err := s.verify(ctx, d, at); err != nil {
@@ -50,38 +51,99 @@ func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, lim
 	return b, err
 }
 
+// verify checks that a position is one that was given out here. One below what was
+// acknowledged is too: the receiver was restored, and what it has lost of the
+// changes is in history and delivered again.
 func (s *Store) verify(ctx context.Context, d backfill.Direction, at Position) error {
-	if at.Seq == 0 {
-		// Nothing was ever applied there; if something was acknowledged, the receiver was set up anew.
-		var applied int64
-		if err := s.pool.QueryRow(ctx, `SELECT applied_seq FROM backfill_control.direction WHERE id = $1`, d.ID).Scan(&applied); err != nil {
-			return err
-		}
-		if applied == 0 {
-			return nil
-		}
+	var halted, nonce *string
+	var applied, begins int64
+	if err := s.pool.QueryRow(ctx, `
+		SELECT d.applied_seq, d.epoch_seq, n.halted,
+		       (SELECT nonce FROM backfill_control.batch b WHERE b.direction = d.id AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1)
+		  FROM backfill_control.direction d JOIN backfill_control.side n ON n.site = d.site AND n.name = d.from_side WHERE d.id = $1`, d.ID, at.Seq).
+		Scan(&applied, &begins, &halted, &nonce); err != nil {
+		return one(err, "direction %s", d)
+	}
+	switch {
+	case halted != nil:
+		return backfill.Errorf(backfill.Refused, "changes of %s are not applied while it may not go on: %s", d.From, *halted)
+	case at.Seq < begins:
+		return backfill.Errorf(backfill.Refused, "%s: %s stands at change %d, the site's present epoch begins at %d", d, d.To, at.Seq, begins)
+	case at.Seq == 0 && at.Nonce == "" && applied > 0:
 		return lost(d, "has no position, although changes up to %d were acknowledged", applied)
-	}
-	var nonce string
-	err := s.pool.QueryRow(ctx, `
-		SELECT nonce FROM backfill_control.batch WHERE direction = $1 AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1`, d.ID, at.Seq).Scan(&nonce)
-	if errors.Is(err, pgx.ErrNoRows) || err == nil && nonce != at.Nonce {
+	case at.Seq != 0 && (nonce == nil || *nonce != at.Nonce):
 		return lost(d, "stands at change %d, which this control database did not give out", at.Seq)
+	case at.Seq < applied:
+		return s.setBack(ctx, d, at.Seq)
 	}
-	return err
+	return nil
 }
 
 func lost(d backfill.Direction, format string, args ...any) error {
-	return backfill.Errorf(backfill.Refused, "%s: %s %s: one of the two databases was restored; open a new epoch with backfill site new-epoch %s and reconcile every table",
-		d, d.To, fmt.Sprintf(format, args...), d.Site)
+	return backfill.Errorf(backfill.Refused, "%s: %s %s: one of the two databases was restored; %s",
+		d, d.To, fmt.Sprintf(format, args...), backfill.NewEpoch(d.Site))
 }
 
-// CopyBatch writes the deliverable entries in (after, to] in COPY's binary form:
-// seq, table_id, layout_id, op, key, row.
-func (s *Store) CopyBatch(ctx context.Context, direction int32, after, to int64, w io.Writer) error {
+// setBack makes history above a position queue again. Rows of the direction's open
+// requests are judged anew: what the receiver held then it may not hold now.
+func (s *Store) setBack(ctx context.Context, d backfill.Direction, to int64) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		if _, err := unjudged(ctx, tx, `direction = $1 AND state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW')`, d.ID); err != nil {
+			return err
+		}
+		var from int64
+		err := tx.QueryRow(ctx, `
+			UPDATE backfill_control.direction n SET applied_seq = $2 FROM backfill_control.direction o
+			 WHERE n.id = $1 AND o.id = n.id AND n.applied_seq > $2 RETURNING o.applied_seq`, d.ID, to).Scan(&from)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := audit(ctx, tx, "backfill", "receiver.restored", d.Site, d.To, map[string]any{"acknowledged": from, "position": to}); err != nil {
+			return err
+		}
+		return notify(ctx, tx, "site", d.Site)
+	})
+}
+
+// Part is what of the entries above After and up to To is wanted: those of one
+// table, or, with Only 0, those of all tables but some.
+type Part struct {
+	After, To int64
+	Only      int32
+	Except    []int32
+}
+
+// CopyBatch writes deliverable entries in COPY's binary form: seq, table_id,
+// layout_id, op, key, row.
+func (s *Store) CopyBatch(ctx context.Context, direction int32, p Part, w io.Writer) error {
+	of := ""
+	if p.Only != 0 {
+		of = fmt.Sprintf(" AND table_id = %d", p.Only)
+	}
+	for _, id := range p.Except {
+		of += fmt.Sprintf(" AND table_id <> %d", id)
+	}
 	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
 		SELECT seq, table_id, layout_id, op, key, row FROM backfill_control.entry
-		 WHERE direction = %d AND seq > %d AND seq <= %d AND NOT dropped ORDER BY seq) TO STDOUT (FORMAT binary)`, direction, after, to))
+		 WHERE direction = %d AND seq > %d AND seq <= %d%s AND NOT dropped ORDER BY seq) TO STDOUT (FORMAT binary)`, direction, p.After, p.To, of))
+}
+
+// BareEntry is a change without its row.
+type BareEntry struct {
+	TableID  int32
+	LayoutID *int64
+	Op       string
+	Key      backfill.Key
+}
+
+// Entry returns one change of a direction.
+func (s *Store) Entry(ctx context.Context, direction int32, seq int64) (e BareEntry, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT table_id, layout_id, op::text, key FROM backfill_control.entry WHERE direction = $1 AND seq = $2`, direction, seq).
+		Scan(&e.TableID, &e.LayoutID, &e.Op, &e.Key)
+	return e, one(err, "change %d", seq)
 }
 
 func (s *Store) copyTo(ctx context.Context, w io.Writer, sql string) error {
@@ -149,14 +211,19 @@ func (s *Store) MirrorSetAside(ctx context.Context, d backfill.Direction, all []
 	})
 }
 
-// Wishes are what people asked a receiver to do with changes it has set aside.
-type Wishes struct{ Retry, Skip []int64 }
+// Wishes are what people asked a receiver to do with changes it has set aside, and
+// whether with those of tables that it has stopped.
+type Wishes struct {
+	Retry, Skip []int64
+	CatchUp     bool
+}
 
 // Wishes reads what is asked for in a direction.
 func (s *Store) Wishes(ctx context.Context, direction int32) (w Wishes, err error) {
 	err = s.pool.QueryRow(ctx, `
-		SELECT coalesce(array_agg(seq) FILTER (WHERE wish = 'retry'), '{}'), coalesce(array_agg(seq) FILTER (WHERE wish = 'skip'), '{}')
-		  FROM backfill_control.quarantine WHERE direction = $1 AND wish IS NOT NULL`, direction).Scan(&w.Retry, &w.Skip)
+		SELECT coalesce(array_agg(seq) FILTER (WHERE wish = 'retry'), '{}'), coalesce(array_agg(seq) FILTER (WHERE wish = 'skip'), '{}'),
+		       EXISTS (SELECT FROM backfill_control.stopped WHERE direction = $1 AND wished_by IS NOT NULL)
+		  FROM backfill_control.quarantine WHERE direction = $1 AND wish IS NOT NULL`, direction).Scan(&w.Retry, &w.Skip, &w.CatchUp)
 	return w, err
 }
 
@@ -169,6 +236,8 @@ func (s *Store) Skipped(ctx context.Context, direction int32, seqs []int64) erro
 
 // WishesDone clears the wishes a receiver has fulfilled.
 func (s *Store) WishesDone(ctx context.Context, direction int32, seqs []int64) error {
-	_, err := s.pool.Exec(ctx, `UPDATE backfill_control.quarantine SET wish = NULL WHERE direction = $1 AND seq = ANY ($2)`, direction, seqs)
+	_, err := s.pool.Exec(ctx, `
+		WITH caught AS (UPDATE backfill_control.stopped SET wished_by = NULL WHERE direction = $1 AND wished_by IS NOT NULL)
+		UPDATE backfill_control.quarantine SET wish = NULL WHERE direction = $1 AND seq = ANY ($2)`, direction, seqs)
 	return err
 }

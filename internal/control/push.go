@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strconv"
 
 	"github.com/jackc/pgx/v5"
 
@@ -15,6 +16,7 @@ import (
 type Push struct {
 	tx        pgx.Tx
 	direction backfill.Direction
+	epoch     int // the site's
 	batch     int64
 	nonce     string
 	prev      string
@@ -42,8 +44,9 @@ func (s *Store) BeginPush(ctx context.Context, d backfill.Direction) (*Push, err
 		p.Rollback()
 		return nil, err
 	}
-	if err := tx.QueryRow(ctx, `SELECT push_batch, push_nonce, prev_nonce FROM backfill_control.direction WHERE id = $1`, d.ID).
-		Scan(&p.batch, &p.nonce, &p.prev); err != nil {
+	if err := tx.QueryRow(ctx, `
+		SELECT s.epoch, d.push_batch, d.push_nonce, d.prev_nonce FROM backfill_control.direction d JOIN backfill_control.site s ON s.name = d.site WHERE d.id = $1`, d.ID).
+		Scan(&p.epoch, &p.batch, &p.nonce, &p.prev); err != nil {
 		p.Rollback()
 		return nil, one(err, "direction %s", d)
 	}
@@ -54,16 +57,18 @@ func (s *Store) BeginPush(ctx context.Context, d backfill.Direction) (*Push, err
 // one before it: then a crash came between the two commits, and the source is
 // behind. Otherwise one of the two databases was restored, and going on would send,
 // or forget, the wrong changes.
-func (p *Push) Continues(batch int64, nonce string) (behind bool, err error) {
+func (p *Push) Continues(epoch int, batch int64, nonce string) (behind bool, err error) {
 	switch {
+	case epoch != p.epoch:
+		return false, backfill.Errorf(backfill.Refused, "%s is in epoch %d, the site in %d: this push began in another epoch", p.direction.From, epoch, p.epoch)
 	case batch == p.batch && nonce == p.nonce:
 		return false, nil
 	case batch == p.batch-1 && nonce == p.prev:
 		return true, nil
 	}
 	return false, backfill.Errorf(backfill.Refused,
-		"%s remembers push %d as its last, the control database push %d: one of them was restored or set up anew; open a new epoch with backfill site new-epoch %s",
-		p.direction.From, batch, p.batch, p.direction.Site)
+		"%s remembers push %d as its last, the control database push %d: one of them was restored or set up anew; %s",
+		p.direction.From, batch, p.batch, backfill.NewEpoch(p.direction.Site))
 }
 
 // Last is the direction's last push: its number and nonce.
@@ -71,7 +76,7 @@ func (p *Push) Last() (batch int64, nonce string) { return p.batch, p.nonce }
 
 // Tables returns the configuration of the site's tables as it is under the lock.
 func (p *Push) Tables(ctx context.Context) (map[string]backfill.Table, error) {
-	rows, err := p.tx.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1`, p.direction.Site)
+	rows, err := p.tx.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.removed_at IS NULL`, p.direction.Site)
 	if err != nil {
 		return nil, err
 	}
@@ -103,40 +108,80 @@ func (p *Push) Copy(ctx context.Context, r io.Reader) error {
 }
 
 // Gap records that rows of a table changed, came or went unrecorded: capture is
-// unbroken only since now, and an open request of the table cannot go on.
-func (p *Push) Gap(ctx context.Context, tableID int32, reason string) error {
-	if _, err := p.tx.Exec(ctx, `UPDATE backfill_control.table_side SET capture_since = clock_timestamp() WHERE table_id = $1 AND side = $2 AND capture_ok`,
-		tableID, p.direction.From); err != nil {
+// unbroken only since now, and an open request of the table cannot go on, unless its
+// walk began when that transaction of the source could be seen; 0 is an unknown one.
+func (p *Push) Gap(ctx context.Context, tableID int32, xid uint64, reason string) error {
+	if err := gap(ctx, p.tx, tableID, p.direction.From, reason, xid); err != nil {
 		return err
 	}
-	return fail(ctx, p.tx, reason, `direction = $1 AND table_id = $2`, p.direction.ID, tableID)
+	return fail(ctx, p.tx, reason, fromSide+` AND ($3 = '0' OR NOT pg_visible_in_snapshot($3::text::xid8, floor))`, tableID, p.direction.From, strconv.FormatUint(xid, 10))
 }
 
 // Broken records what is wrong with a table's capture: until it is repaired rows
 // can change unrecorded.
 func (p *Push) Broken(ctx context.Context, tableID int32, problem string) error {
-	return broken(ctx, p.tx, p.direction.Site, p.direction.From, tableID, problem)
+	return broken(ctx, p.tx, tableID, p.direction.From, problem)
 }
 
-func broken(ctx context.Context, tx pgx.Tx, site, side string, tableID int32, problem string) error {
-	if _, err := tx.Exec(ctx, `
-		UPDATE backfill_control.table_side SET capture_ok = false, capture_since = NULL, problem = nullif($3, '')
-		 WHERE table_id = $1 AND side = $2`, tableID, side, problem); err != nil {
+// Shape tells what a table is made of: when it was made of something else, rows may
+// have changed, and requests that read it then cannot go on.
+func (p *Push) Shape(ctx context.Context, tableID int32, shape string) error {
+	return reshaped(ctx, p.tx, tableID, p.direction.From, shape)
+}
+
+// gap keeps that the other side may differ in ways no captured change will mend,
+// until a backfill that began later has finished. Capture is unbroken only since now.
+// With the source's transaction, later is what could see that; else by the clock.
+func gap(ctx context.Context, tx pgx.Tx, tableID int32, side, reason string, xid uint64) error {
+	_, err := tx.Exec(ctx, `
+		UPDATE backfill_control.table_side
+		   SET capture_since = CASE WHEN capture_ok THEN clock_timestamp() END,
+		       gap = $3, gap_since = coalesce(gap_since, capture_seen, clock_timestamp()),
+		       gap_last = CASE WHEN $4 = '0' THEN clock_timestamp() ELSE gap_last END,
+		       gap_xid = CASE WHEN $4 <> '0' THEN greatest(gap_xid, $4::text::xid8) ELSE gap_xid END
+		 WHERE table_id = $1 AND side = $2`, tableID, side, reason, strconv.FormatUint(xid, 10))
+	return err
+}
+
+// fromSide is the SQL for "the request is for table $1 from side $2".
+const fromSide = `table_id = $1 AND direction IN (SELECT id FROM backfill_control.direction WHERE from_side = $2)`
+
+func broken(ctx context.Context, tx pgx.Tx, tableID int32, side, problem string) error {
+	// It is a gap only where capture was whole before.
+	var whole bool
+	if err := tx.QueryRow(ctx, `
+		UPDATE backfill_control.table_side n SET capture_ok = false, capture_since = NULL, problem = nullif($3, '')
+		  FROM backfill_control.table_side o WHERE n.table_id = $1 AND n.side = $2 AND o.table_id = n.table_id AND o.side = n.side
+		RETURNING o.capture_since IS NOT NULL`, tableID, side, problem).Scan(&whole); err != nil {
 		return err
 	}
-	return fail(ctx, tx, "changes may have gone unrecorded while this was so: "+problem,
-		`table_id = $1 AND direction = (SELECT id FROM backfill_control.direction WHERE site = $2 AND from_side = $3)`, tableID, site, side)
+	if problem == "" {
+		problem = "the table was not captured from " + side
+	}
+	reason := "changes may have gone unrecorded while this was so: " + problem
+	if whole {
+		if err := gap(ctx, tx, tableID, side, reason, 0); err != nil {
+			return err
+		}
+	}
+	return fail(ctx, tx, reason, fromSide, tableID, side)
 }
 
-// Shape tells what a table is made of: requests that read it when it was made of
-// something else cannot go on.
-func (p *Push) Shape(ctx context.Context, tableID int32, shape string) error {
-	return reshaped(ctx, p.tx, p.direction.Site, p.direction.From, tableID, shape)
-}
-
-func reshaped(ctx context.Context, tx pgx.Tx, site, side string, tableID int32, shape string) error {
-	return fail(ctx, tx, "since the walk began a column of the table was altered, a partition attached or detached, or the table replaced: rows may have changed unrecorded",
-		`table_id = $1 AND shape <> $4 AND direction = (SELECT id FROM backfill_control.direction WHERE site = $2 AND from_side = $3)`, tableID, site, side, shape)
+func reshaped(ctx context.Context, tx pgx.Tx, tableID int32, side, shape string) error {
+	const what = "a column of the table was altered, a partition attached or detached, or the table replaced: rows may have changed unrecorded"
+	var another bool
+	if err := tx.QueryRow(ctx, `
+		UPDATE backfill_control.table_side n SET shape = $3
+		  FROM backfill_control.table_side o WHERE n.table_id = $1 AND n.side = $2 AND o.table_id = n.table_id AND o.side = n.side
+		RETURNING o.capture_since IS NOT NULL AND o.shape IS NOT NULL AND o.shape <> $3`, tableID, side, shape).Scan(&another); err != nil {
+		return err
+	}
+	if another {
+		if err := gap(ctx, tx, tableID, side, what, 0); err != nil {
+			return err
+		}
+	}
+	return fail(ctx, tx, "since the walk began "+what, fromSide+` AND shape <> $3`, tableID, side, shape)
 }
 
 // fail ends open requests: their staged rows are doubtful, and are not released.
@@ -167,19 +212,23 @@ func fail(ctx context.Context, tx pgx.Tx, reason, where string, args ...any) err
 func (p *Push) Rows() int64 { return p.rows }
 
 // Commit makes the batch visible under a new number and the nonce given, and
-// returns the number.
-func (p *Push) Commit(ctx context.Context, nonce string) (int64, error) {
+// returns the number. reads is the number of the read it came from.
+func (p *Push) Commit(ctx context.Context, nonce string, reads int64) (int64, error) {
 	if err := endBatch(ctx, p.tx, p.direction.ID, nonce); err != nil {
 		return 0, err
 	}
 	if _, err := p.tx.Exec(ctx, `
-		UPDATE backfill_control.direction SET push_batch = push_batch + 1, prev_nonce = push_nonce, push_nonce = $2 WHERE id = $1`,
-		p.direction.ID, nonce); err != nil {
+		UPDATE backfill_control.direction SET push_batch = push_batch + 1, prev_nonce = push_nonce, push_nonce = $2, reads = greatest(reads, $3) WHERE id = $1`,
+		p.direction.ID, nonce, reads); err != nil {
 		return 0, err
 	}
+	// Rows that were not sent can be had by a backfill; what was deleted cannot.
 	if _, err := p.tx.Exec(ctx, `
-		UPDATE backfill_control.table_side s SET dropped = s.dropped + n.dropped
-		  FROM (SELECT table_id, count(*) AS dropped FROM backfill_control.entry e
+		UPDATE backfill_control.table_side s SET dropped = s.dropped + n.dropped,
+		       gap = CASE WHEN n.rows THEN 'changes were dropped while the table, create or update was turned off' ELSE gap END,
+		       gap_since = CASE WHEN n.rows THEN coalesce(gap_since, clock_timestamp()) ELSE gap_since END,
+		       gap_last = CASE WHEN n.rows THEN clock_timestamp() ELSE gap_last END
+		  FROM (SELECT table_id, count(*) AS dropped, bool_or(op IN ('c', 'u')) AS rows FROM backfill_control.entry e
 		         WHERE e.direction = $1 AND e.dropped
 		           AND e.seq >= (SELECT first_seq FROM backfill_control.batch b WHERE b.direction = $1 AND b.nonce = $3 ORDER BY last_seq DESC LIMIT 1)
 		         GROUP BY 1) n

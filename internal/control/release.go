@@ -45,6 +45,9 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 		case paused:
 			return ErrPaused
 		}
+		if err := mayRelease(ctx, tx, d); err != nil {
+			return err
+		}
 		if skip {
 			if err := unjudge(ctx, tx, id, d, table, from, last); err != nil {
 				return err
@@ -96,6 +99,19 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 	return done, err
 }
 
+// mayRelease is Refused while the source may not go on: what was read from it may
+// be what it has lost.
+func mayRelease(ctx context.Context, tx pgx.Tx, direction int32) error {
+	var side string
+	var halted *string
+	if err := tx.QueryRow(ctx, `
+		SELECT n.name, n.halted FROM backfill_control.direction d JOIN backfill_control.side n ON n.site = d.site AND n.name = d.from_side WHERE d.id = $1`, direction).
+		Scan(&side, &halted); err != nil || halted == nil {
+		return err
+	}
+	return backfill.Errorf(backfill.Refused, "rows of %s are not released while it may not go on: %s", side, *halted)
+}
+
 // markOvertaken marks the rows not yet released that entries in (checked, last]
 // have overtaken. It goes from the few new entries to the staged rows by their key.
 func markOvertaken(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, from, checked, last int64) error {
@@ -133,14 +149,19 @@ func unjudge(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, f
 		    UNION
 		    SELECT s.n FROM backfill_control.staged s WHERE s.request_id = $1 AND EXISTS (SELECT FROM later WHERE op = 't')),
 		gone AS (
-		    DELETE FROM backfill_control.effect e USING touched
-		     WHERE e.request_id = $1 AND e.n = touched.n AND e.n > $4 AND e.effect = '=' RETURNING e.n)
+		    UPDATE backfill_control.effect e SET effect = '?' FROM touched
+		     WHERE e.request_id = $1 AND e.n = touched.n AND e.n > $4 AND e.effect = '=' RETURNING e.n),
+		chunks AS (
+		    UPDATE backfill_control.judged j SET n_identical = j.n_identical - g.rows
+		      FROM (SELECT (SELECT min(upto) FROM backfill_control.judged WHERE request_id = $1 AND upto >= gone.n) AS upto, count(*) AS rows FROM gone GROUP BY 1) g
+		     WHERE j.request_id = $1 AND j.upto = g.upto)
 		UPDATE backfill_control.request SET n_identical = n_identical - (SELECT count(*) FROM gone) WHERE id = $1 AND EXISTS (SELECT FROM gone)`,
 		id, direction, table, from, last)
 	return err
 }
 
-// finish closes a released request and counts the superseded rows whose overtaking
+// finish closes a released request, and the gap in capture that it has filled when
+// it began after that. It counts the superseded rows whose overtaking
 // change never reached the receiver: those need another backfill.
 func finish(ctx context.Context, tx pgx.Tx, id int64, direction int32) error {
 	if _, err := tx.Exec(ctx, `
@@ -153,6 +174,13 @@ func finish(ctx context.Context, tx pgx.Tx, id int64, direction int32) error {
 		              AND (e.dropped OR EXISTS (SELECT FROM backfill_control.quarantine q
 		                                         WHERE q.direction = $2 AND q.seq = e.seq AND q.state IN ('quarantined', 'skipped'))))
 		 WHERE id = $1`, id, direction); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, `
+		UPDATE backfill_control.table_side s SET gap = NULL, gap_since = NULL, gap_last = NULL, gap_xid = NULL
+		  FROM backfill_control.request r JOIN backfill_control.direction d ON d.id = r.direction
+		 WHERE r.id = $1 AND r.key IS NULL AND s.table_id = r.table_id AND s.side = d.from_side
+		   AND s.capture_ok AND r.started_at > coalesce(s.gap_last, '-infinity') AND (s.gap_xid IS NULL OR pg_visible_in_snapshot(s.gap_xid, r.floor))`, id); err != nil {
 		return err
 	}
 	return auditRequest(ctx, tx, id, "backfill", "backfill.finished", nil)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -14,7 +15,9 @@ import (
 const requestColumns = `r.id, t.name, d.id, d.site, d.from_side, d.to_side, r.mode, r.key, r.state, r.paused,
 	r.requested_by, r.requested_at, r.started_at, r.walked_at, r.reviewed_by, r.reviewed_at, r.closed_at, r.note, r.review_note, r.reason, r.waiting, r.revision,
 	r.expected, r.staged, r.released, r.superseded, r.superseded_undelivered, r.skipped, r.n_insert, r.n_overwrite, r.n_identical,
-	r.resume_key, r.upper_key, r.holder, r.lease_until, coalesce(r.layout_id, 0), coalesce(r.shape, ''), r.skip_identical, r.released_up_to`
+	r.resume_key, r.upper_key, r.holder, r.lease_until, coalesce(r.layout_id, 0), coalesce(r.shape, ''), r.skip_identical, r.released_up_to, r.reviewed_via,
+	r.proof_at, r.proven_key, r.proven_rows, r.position, r.rate, r.duty, r.forecast_at, r.left_p50, r.left_p90,
+	r.waiting_since, (SELECT coalesce(sum(t.seconds), 0) FROM backfill_control.throttled t WHERE t.request_id = r.id)::float8`
 
 const requestFrom = ` FROM backfill_control.request r
 	JOIN backfill_control.direction d ON d.id = r.direction
@@ -24,10 +27,14 @@ func scanRequest(row pgx.CollectableRow) (*backfill.Request, error) {
 	var r backfill.Request
 	var by *string
 	var ins, over, same int64
+	var throttled float64
 	err := row.Scan(&r.ID, &r.Table, &r.Direction.ID, &r.Site, &r.From, &r.To, &r.Mode, &r.Key, &r.State, &r.Paused,
 		&r.RequestedBy, &r.RequestedAt, &r.StartedAt, &r.WalkedAt, &by, &r.ReviewedAt, &r.ClosedAt, &r.Note, &r.ReviewNote, &r.Reason, &r.Waiting, &r.Revision,
 		&r.Expected, &r.Staged, &r.Released, &r.Superseded, &r.SupersededUndelivered, &r.Skipped, &ins, &over, &same,
-		&r.ResumeKey, &r.UpperKey, &r.LeaseHolder, &r.LeaseUntil, &r.LayoutID, &r.Shape, &r.SkipIdentical, &r.ReleasedUpTo)
+		&r.ResumeKey, &r.UpperKey, &r.LeaseHolder, &r.LeaseUntil, &r.LayoutID, &r.Shape, &r.SkipIdentical, &r.ReleasedUpTo, &r.ReviewedVia,
+		&r.ProofAt, &r.ProvenKey, &r.ProvenRows, &r.Position, &r.UnthrottledRate, &r.Duty, &r.ForecastAt, &r.LeftP50, &r.LeftP90,
+		&r.WaitingSince, &throttled)
+	r.Throttled = time.Duration(throttled * float64(time.Second))
 	if by != nil {
 		r.ReviewedBy = *by
 	}
@@ -42,6 +49,7 @@ type NewRequest struct {
 	TableID   int32
 	Key       backfill.Key // nil: the whole table
 	Mode      backfill.Mode
+	Proof     int64 // of mode differences: the reconciliation whose keys are walked
 	By, Note  string
 }
 
@@ -51,11 +59,15 @@ type NewRequest struct {
 func (s *Store) CreateRequest(ctx context.Context, n NewRequest) (*backfill.Request, error) {
 	var id, open int64
 	err := s.in(ctx, func(tx pgx.Tx) error {
+		var table int32
+		if err := tx.QueryRow(ctx, `SELECT id FROM backfill_control.table_config WHERE id = $1 AND removed_at IS NULL FOR KEY SHARE`, n.TableID).Scan(&table); err != nil {
+			return one(err, "table %d: it was removed from its site", n.TableID)
+		}
 		err := tx.QueryRow(ctx, `
-			INSERT INTO backfill_control.request (direction, table_id, mode, key, requested_by, note)
-			VALUES ($1, $2, $3, $4, $5, $6)
+			INSERT INTO backfill_control.request (direction, table_id, mode, key, requested_by, note, run_id)
+			VALUES ($1, $2, $3, $4, $5, $6, nullif($7::bigint, 0))
 			ON CONFLICT (direction, table_id, coalesce(key, '{}')) WHERE state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW', 'RELEASING')
-			DO NOTHING RETURNING id`, n.Direction, n.TableID, n.Mode, n.Key, n.By, n.Note).Scan(&id)
+			DO NOTHING RETURNING id`, n.Direction, n.TableID, n.Mode, n.Key, n.By, n.Note, n.Proof).Scan(&id)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return tx.QueryRow(ctx, `
 				SELECT id FROM backfill_control.request
@@ -119,7 +131,8 @@ type Decision struct {
 	By            string
 	Revision      int64 // of the staged set that was read
 	Note          string
-	SkipIdentical bool // approve all but the rows the receiver holds already
+	SkipIdentical bool   // approve all but the rows the receiver holds already
+	Via           string // by what way it came, "" for the API
 }
 
 // Approve lets the staged rows of a request be released. It is a Conflict, and
@@ -138,22 +151,30 @@ func (s *Store) Reject(ctx context.Context, id int64, d Decision) (*backfill.Req
 }
 
 func (s *Store) decide(ctx context.Context, id int64, d Decision, to backfill.State, action string) (*backfill.Request, error) {
+	if err := backfill.CheckPerson(d.By); err != nil {
+		return nil, err
+	}
 	err := s.in(ctx, func(tx pgx.Tx) error {
-		// The condition is in the statement that changes the row: the first decision wins.
+		// The conditions are in the statement that changes the row: the first decision wins.
 		tag, err := tx.Exec(ctx, `
-			UPDATE backfill_control.request
-			   SET state = $2, reviewed_by = $3, reviewed_at = clock_timestamp(), review_note = $4, skip_identical = $5,
+			UPDATE backfill_control.request r
+			   SET state = $2, reviewed_by = $3, reviewed_via = $8, reviewed_at = clock_timestamp(), review_note = $4, skip_identical = $5,
 			       paused = false, waiting = '', closed_at = CASE WHEN $2 = 'REJECTED' THEN clock_timestamp() END
-			 WHERE id = $1 AND state = ANY ($6) AND revision = $7`,
-			id, to, d.By, d.Note, d.SkipIdentical, backfill.Before(to), d.Revision)
+			 WHERE id = $1 AND state = ANY ($6) AND revision = $7
+			   AND NOT ($2 = 'RELEASING' AND lower(btrim(requested_by)) = lower(btrim($3))
+			            AND EXISTS (SELECT FROM backfill_control.direction d JOIN backfill_control.site s ON s.name = d.site WHERE d.id = r.direction AND s.second_person))`,
+			id, to, d.By, d.Note, d.SkipIdentical, backfill.Before(to), d.Revision, d.Via)
 		if err != nil {
 			return err
 		}
 		if tag.RowsAffected() == 0 {
 			return whyUndecided(ctx, tx, id, d.Revision)
 		}
-		if err := auditRequest(ctx, tx, id, d.By, action,
-			map[string]any{"revision": d.Revision, "note": d.Note, "skip_identical": d.SkipIdentical}); err != nil {
+		detail := map[string]any{"revision": d.Revision, "note": d.Note, "skip_identical": d.SkipIdentical}
+		if d.Via != "" {
+			detail["via"] = d.Via
+		}
+		if err := auditRequest(ctx, tx, id, d.By, action, detail); err != nil {
 			return err
 		}
 		return notifyID(ctx, tx, "request", id)
@@ -170,6 +191,9 @@ func whyUndecided(ctx context.Context, tx pgx.Tx, id, revision int64) error {
 	err := tx.QueryRow(ctx, `SELECT state, revision FROM backfill_control.request WHERE id = $1`, id).Scan(&state, &current)
 	if err != nil {
 		return one(err, "request %d", id)
+	}
+	if state == backfill.AwaitingReview && current == revision {
+		return backfill.SecondPerson(id)
 	}
 	if state == backfill.AwaitingReview {
 		return backfill.Errorf(backfill.Conflict, "request %d stands at revision %d, the decision is for revision %d: read the rows again", id, current, revision)
@@ -208,27 +232,26 @@ func (s *Store) Close(ctx context.Context, id int64, by string, to backfill.Stat
 
 // Pause holds a walk or a release at its next page or batch boundary; with
 // paused false it goes on.
-func (s *Store) Pause(ctx context.Context, id int64, by string, paused bool) (*backfill.Request, error) {
+func (s *Store) Pause(ctx context.Context, id int64, by, note string, paused bool) (*backfill.Request, error) {
 	action := map[bool]string{true: "backfill.pause", false: "backfill.resume"}[paused]
 	err := s.in(ctx, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
-			UPDATE backfill_control.request SET paused = $2, waiting = CASE WHEN $2 THEN 'paused by ' || $3 ELSE '' END
-			 WHERE id = $1 AND paused <> $2 AND state IN ('PENDING', 'IN_PROGRESS', 'RELEASING')`, id, paused, by)
+			UPDATE backfill_control.request SET paused = $2, waiting = CASE WHEN $2 THEN 'paused by ' || $3 || CASE WHEN $4 = '' THEN '' ELSE ': ' || $4 END ELSE '' END, waiting_since = NULL
+			 WHERE id = $1 AND paused <> $2 AND state IN ('PENDING', 'IN_PROGRESS', 'RELEASING')`, id, paused, by, note)
 		if err != nil {
 			return err
 		}
 		if tag.RowsAffected() == 0 {
-			var state backfill.State
-			var now bool
-			if err := tx.QueryRow(ctx, `SELECT state, paused FROM backfill_control.request WHERE id = $1`, id).Scan(&state, &now); err != nil {
+			r := backfill.Request{ID: id}
+			if err := tx.QueryRow(ctx, `SELECT state, paused FROM backfill_control.request WHERE id = $1`, id).Scan(&r.State, &r.Paused); err != nil {
 				return one(err, "request %d", id)
 			}
-			if now == paused && state.Open() {
-				return backfill.Errorf(backfill.Conflict, "request %d is %s already", id, map[bool]string{true: "paused", false: "running"}[paused])
+			if err := r.Pausable(paused); err != nil {
+				return err
 			}
-			return backfill.Errorf(backfill.Conflict, "request %d is %s: only a walk or a release can be paused", id, state)
+			return backfill.Errorf(backfill.Conflict, "request %d has just changed: try again", id)
 		}
-		if err := auditRequest(ctx, tx, id, by, action, nil); err != nil {
+		if err := auditRequest(ctx, tx, id, by, action, map[string]any{"note": note}); err != nil {
 			return err
 		}
 		return notifyID(ctx, tx, "request", id)

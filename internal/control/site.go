@@ -14,7 +14,9 @@ type Site struct {
 	Name      string
 	Epoch     int
 	CreatedAt time.Time
-	Sides     []Side // exactly two, by name
+	// SecondPerson says that whoever asked for a backfill may not approve it.
+	SecondPerson bool
+	Sides        []Side // exactly two, by name
 }
 
 // Side is one of a site's databases as its agent last described it.
@@ -29,8 +31,10 @@ type Side struct {
 // Lag is what waits in one direction.
 type Lag struct {
 	backfill.Direction
-	Waiting   int64      // changes not yet acknowledged
-	Oldest    *time.Time // when the oldest of them was pushed
+	Waiting   int64      // changes not yet acknowledged, those in the outbox and those of stopped tables included
+	Outbox    int64      // of them in the source's outbox, not yet pushed
+	OutboxAt  *time.Time // when the source's agent last told that, nil when it never did
+	Oldest    *time.Time // since when the oldest of them has waited
 	AppliedAt *time.Time
 }
 
@@ -70,6 +74,23 @@ func (s *Store) CreateSite(ctx context.Context, by, name string, sides [2]string
 	})
 }
 
+// SetSecondPerson says whether whoever asks for a backfill of a site may approve it too.
+func (s *Store) SetSecondPerson(ctx context.Context, by, name string, second bool) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `UPDATE backfill_control.site SET second_person = $2 WHERE name = $1`, name, second)
+		if err == nil && tag.RowsAffected() == 0 {
+			err = backfill.Errorf(backfill.NotFound, "no site %q", name)
+		}
+		if err != nil {
+			return err
+		}
+		if err := audit(ctx, tx, by, "site.change", name, name, map[string]any{"second_person": map[bool]string{true: "on", false: "off"}[second]}); err != nil {
+			return err
+		}
+		return notify(ctx, tx, "site", name)
+	})
+}
+
 // Sites lists all sites by name.
 func (s *Store) Sites(ctx context.Context) ([]Site, error) {
 	return s.sites(ctx, "")
@@ -89,7 +110,7 @@ func (s *Store) Site(ctx context.Context, name string) (*Site, error) {
 
 func (s *Store) sites(ctx context.Context, only string) ([]Site, error) {
 	rows, err := s.pool.Query(ctx, `
-		SELECT site.name, site.epoch, site.created_at,
+		SELECT site.name, site.epoch, site.created_at, site.second_person,
 		       side.name, coalesce(side.agent, ''), side.agent_seen_at, coalesce(side.database, ''), coalesce(side.problem, '')
 		  FROM backfill_control.site JOIN backfill_control.side ON side.site = site.name
 		 WHERE $1 = '' OR site.name = $1
@@ -100,7 +121,7 @@ func (s *Store) sites(ctx context.Context, only string) ([]Site, error) {
 	var out []Site
 	var site Site
 	var side Side
-	_, err = pgx.ForEachRow(rows, []any{&site.Name, &site.Epoch, &site.CreatedAt,
+	_, err = pgx.ForEachRow(rows, []any{&site.Name, &site.Epoch, &site.CreatedAt, &site.SecondPerson,
 		&side.Name, &side.Agent, &side.SeenAt, &side.Database, &side.Problem}, func() error {
 		if len(out) == 0 || out[len(out)-1].Name != site.Name {
 			out = append(out, site)
@@ -123,17 +144,21 @@ func (s *Store) Direction(ctx context.Context, site, from string) (backfill.Dire
 // Lag returns what waits in both directions of a site. Staged rows are not in it.
 func (s *Store) Lag(ctx context.Context, site string) ([]Lag, error) {
 	rows, err := s.pool.Query(ctx, `
-		SELECT d.id, d.site, d.from_side, d.to_side, d.applied_at, q.waiting, q.oldest
-		  FROM backfill_control.direction d,
+		SELECT d.id, d.site, d.from_side, d.to_side, d.applied_at, q.waiting + o.waiting, o.waiting, n.outbox_at, least(q.oldest, o.oldest)
+		  FROM backfill_control.direction d
+		  JOIN backfill_control.side n ON n.site = d.site AND n.name = d.from_side,
+		       LATERAL (SELECT coalesce(sum(s.outbox), 0)::bigint AS waiting, min(s.outbox_oldest) AS oldest
+		                  FROM backfill_control.table_config t JOIN backfill_control.table_side s ON s.table_id = t.id AND s.side = d.from_side
+		                 WHERE t.site = d.site) o,
 		       LATERAL (SELECT count(*) AS waiting, min(created_at) AS oldest
 		                  FROM backfill_control.entry e
-		                 WHERE e.direction = d.id AND e.seq > d.applied_seq AND NOT e.dropped) q
+		                 WHERE e.direction = d.id AND `+undelivered+` AND NOT e.dropped) q
 		 WHERE d.site = $1 ORDER BY d.from_side`, site)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (l Lag, err error) {
-		err = r.Scan(&l.ID, &l.Site, &l.From, &l.To, &l.AppliedAt, &l.Waiting, &l.Oldest)
+		err = r.Scan(&l.ID, &l.Site, &l.From, &l.To, &l.AppliedAt, &l.Waiting, &l.Outbox, &l.OutboxAt, &l.Oldest)
 		return l, err
 	})
 }
@@ -158,25 +183,4 @@ func (s *Store) AgentSeen(ctx context.Context, site, side, agent, database, prob
 		}
 		return notify(ctx, tx, "site", site)
 	})
-}
-
-// CheckIdentity compares the cluster an agent is connected to with the one the
-// side was first met on, and remembers it the first time. Snapshots and positions
-// mean nothing on another cluster or timeline, so a difference stops everything.
-func (s *Store) CheckIdentity(ctx context.Context, site, side, systemIdentifier, timeline string) error {
-	var sys, tl string
-	err := s.pool.QueryRow(ctx, `
-		WITH met AS (UPDATE backfill_control.side SET system_identifier = $3, timeline = $4
-		              WHERE site = $1 AND name = $2 AND system_identifier IS NULL)
-		SELECT coalesce(system_identifier, $3), coalesce(timeline, $4) FROM backfill_control.side WHERE site = $1 AND name = $2`,
-		site, side, systemIdentifier, timeline).Scan(&sys, &tl)
-	if err != nil {
-		return one(err, "side %q of a site %q", side, site)
-	}
-	if sys != systemIdentifier || tl != timeline {
-		return backfill.Errorf(backfill.Refused,
-			"%s is another cluster or timeline than before (system %s timeline %s, was %s timeline %s): after a failover or restore open a new epoch with backfill site new-epoch %s",
-			side, systemIdentifier, timeline, sys, tl, site)
-	}
-	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/pressly/goose/v3/lock"
 
 	"backfill/internal/backfill"
+	"backfill/internal/connect"
 )
 
 //go:embed migrations/*.sql
@@ -34,14 +35,13 @@ type Store struct {
 func Open(ctx context.Context, dsn string) (*Store, error) {
 	cfg, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
-		// pgx's own message may quote the connection string.
-		return nil, errors.New("control database: the connection string cannot be understood")
+		return nil, explain(err)
 	}
 	pin(cfg.ConnConfig)
 	cfg.MaxConns = max(cfg.MaxConns, 16)
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
-		return nil, fmt.Errorf("control database: %w", redact(err))
+		return nil, explain(err)
 	}
 	s := &Store{pool: pool}
 	if err := s.Ping(ctx); err != nil {
@@ -51,8 +51,25 @@ func Open(ctx context.Context, dsn string) (*Store, error) {
 	return s, nil
 }
 
+// oldest is the oldest server version the schema is written for. A test may raise it.
+var oldest = 140000
+
+// explain says of what could not be done with the control database why, and what to do.
+func explain(err error) error {
+	if sqlState(err) == "42501" {
+		return fmt.Errorf("control database: %w: let its role own the schema backfill_control, and have CREATE on the database", err)
+	}
+	if e := connect.Explain("the control database", err); e != err {
+		return e
+	}
+	return fmt.Errorf("control database: %w", err)
+}
+
 // pin sets what the store relies on whatever the database or role has as default.
 func pin(c *pgx.ConnConfig) {
+	if c.ConnectTimeout == 0 {
+		c.ConnectTimeout = 10 * time.Second
+	}
 	for name, value := range map[string]string{
 		"application_name": "backfill-control", "synchronous_commit": "on", "timezone": "UTC", "datestyle": "ISO",
 		"default_transaction_isolation": "read committed", "default_transaction_read_only": "off",
@@ -69,15 +86,22 @@ func pin(c *pgx.ConnConfig) {
 func Migrate(ctx context.Context, dsn string) ([]int64, error) {
 	cfg, err := pgx.ParseConfig(dsn)
 	if err != nil {
-		return nil, errors.New("control database: the connection string cannot be understood")
+		return nil, explain(err)
 	}
 	pin(cfg)
 	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
+	var version int
+	if err := db.QueryRowContext(ctx, `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
+		return nil, explain(err)
+	}
+	if version < oldest {
+		return nil, fmt.Errorf("the control database's server is of version %d, at least %d is needed: use a newer server", version/10000, oldest/10000)
+	}
 	if _, err := db.ExecContext(ctx, `
 		SELECT pg_advisory_xact_lock(hashtext('backfill_control'));
 		CREATE SCHEMA IF NOT EXISTS backfill_control`); err != nil {
-		return nil, fmt.Errorf("control database: %w", redact(err))
+		return nil, explain(err)
 	}
 	files, err := fs.Sub(migrations, "migrations")
 	if err != nil {
@@ -89,13 +113,13 @@ func Migrate(ctx context.Context, dsn string) ([]int64, error) {
 		return nil, err
 	}
 	p, err := goose.NewProvider(goose.DialectPostgres, db, files,
-		goose.WithTableName("backfill_control.schema_version"), goose.WithSessionLocker(turn))
+		goose.WithTableName("backfill_control.schema_version"), goose.WithSessionLocker(turn), goose.WithAllowOutofOrder(true))
 	if err != nil {
 		return nil, fmt.Errorf("migrations: %w", err)
 	}
 	done, err := p.Up(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("migrate control database: %w", err)
+		return nil, fmt.Errorf("migrate: %w", explain(err))
 	}
 	var out []int64
 	for _, r := range done {
@@ -110,15 +134,28 @@ func (s *Store) Ping(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var have int
-	err = s.pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM backfill_control.schema_version WHERE is_applied`).Scan(&have)
-	switch want := len(files); {
-	case sqlState(err) == "42P01" || err == nil && have < want:
+	known := make([]int64, 0, len(files))
+	for _, f := range files {
+		version, err := goose.NumericComponent(f.Name())
+		if err != nil {
+			return err
+		}
+		known = append(known, version)
+	}
+	// Versions may have gaps, and one that was written later may have a lower number.
+	var missing bool
+	var unknown int64
+	err = s.pool.QueryRow(ctx, `
+		WITH have AS (SELECT version_id FROM backfill_control.schema_version WHERE is_applied AND version_id > 0)
+		SELECT EXISTS (SELECT FROM unnest($1::bigint[]) k WHERE k NOT IN (SELECT version_id FROM have)),
+		       coalesce((SELECT max(version_id) FROM have WHERE version_id <> ALL ($1)), 0)`, known).Scan(&missing, &unknown)
+	switch {
+	case sqlState(err) == "42P01" || err == nil && missing:
 		return backfill.Errorf(backfill.Unavailable, "the control database's schema is not up to date: run backfill migrate")
 	case err != nil:
-		return fmt.Errorf("control database: %w", redact(err))
-	case have > want:
-		return backfill.Errorf(backfill.Unavailable, "the control database's schema is of version %d, this program knows up to %d: use a newer program", have, want)
+		return explain(err)
+	case unknown > 0:
+		return backfill.Errorf(backfill.Unavailable, "the control database's schema has version %d, which this program does not know: use a newer program", unknown)
 	}
 	return nil
 }
@@ -143,17 +180,6 @@ func sqlState(err error) string {
 		return pe.Code
 	}
 	return ""
-}
-
-// redact keeps the connection string of a failed connection out of messages:
-// pgx's error names user, host and database, never a password, but a parse error
-// quotes what it was given.
-func redact(err error) error {
-	var parse *pgconn.ParseConfigError
-	if errors.As(err, &parse) {
-		return errors.New("the connection string cannot be understood")
-	}
-	return err
 }
 
 // one turns pgx.ErrNoRows into a NotFound of the thing named.

@@ -2,6 +2,8 @@ package control
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -49,7 +51,7 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 	}
 	err = s.in(ctx, func(tx pgx.Tx) error {
 		var known bool
-		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM backfill_control.table_config WHERE site = $1 AND name = $2)`,
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM backfill_control.table_config WHERE site = $1 AND name = $2 AND removed_at IS NULL)`,
 			site, parsed.String()).Scan(&known); err != nil {
 			return err
 		}
@@ -59,7 +61,7 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		if _, err := tx.Exec(ctx, `
 			INSERT INTO backfill_control.table_config AS t (site, name, active, op_create, op_update, op_delete, captured_from, apply_order)
 			VALUES ($1, $2, coalesce($3, true), coalesce($4, true), coalesce($5, true), coalesce($6, true), coalesce($7::text[], '{}'), coalesce($8, 0))
-			ON CONFLICT (site, name) DO UPDATE SET
+			ON CONFLICT (site, name) WHERE removed_at IS NULL DO UPDATE SET
 			    active = coalesce($3, t.active), op_create = coalesce($4, t.op_create), op_update = coalesce($5, t.op_update),
 			    op_delete = coalesce($6, t.op_delete), captured_from = coalesce($7, t.captured_from),
 			    apply_order = coalesce($8, t.apply_order), updated_at = clock_timestamp()`,
@@ -69,7 +71,7 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		if _, err := tx.Exec(ctx, `
 			INSERT INTO backfill_control.table_side (table_id, side)
 			SELECT t.id, s.name FROM backfill_control.table_config t JOIN backfill_control.side s ON s.site = t.site
-			 WHERE t.site = $1 AND t.name = $2 ON CONFLICT DO NOTHING`, site, parsed.String()); err != nil {
+			 WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL ON CONFLICT DO NOTHING`, site, parsed.String()); err != nil {
 			return err
 		}
 		if err := audit(ctx, tx, by, "table.put", site, parsed.String(), map[string]any{"change": c}); err != nil {
@@ -121,6 +123,77 @@ func (s *Store) ForgetTable(ctx context.Context, by string, id int32, why string
 	})
 }
 
+// RemoveTable takes a table out of a site: its captured changes are forgotten from
+// then on, those on their way are dropped, and those set aside are skipped. History,
+// closed requests and audit stay. Setting the sides up again drops its triggers.
+// While a request is open it is a Conflict that names the request.
+//
+// Configured again later, the table begins anew, with the gap in between.
+func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfill.Table, error) {
+	t, err := s.Table(ctx, site, name)
+	if err != nil {
+		return nil, err
+	}
+	var open int64
+	err = s.in(ctx, func(tx pgx.Tx) error {
+		// A push or release under way knows the table still.
+		if err := lockSite(ctx, tx, site); err != nil {
+			return err
+		}
+		// CreateRequest takes a share of this lock.
+		var id int32
+		if err := tx.QueryRow(ctx, `SELECT id FROM backfill_control.table_config WHERE id = $1 AND removed_at IS NULL FOR UPDATE`, t.ID).Scan(&id); err != nil {
+			return one(err, "table %s of a site %q", t.Name, site)
+		}
+		err := tx.QueryRow(ctx, `SELECT id FROM backfill_control.request WHERE table_id = $1 AND state = ANY ($2) ORDER BY id LIMIT 1`, t.ID, backfill.OpenStates()).Scan(&open)
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		dropped, err := tx.Exec(ctx, `
+			UPDATE backfill_control.entry e SET dropped = true FROM backfill_control.direction d
+			 WHERE d.site = $1 AND e.direction = d.id AND `+undelivered+` AND e.table_id = $2 AND NOT e.dropped`, site, t.ID)
+		if err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, `
+			UPDATE backfill_control.quarantine SET wish = 'skip', wished_by = $2
+			 WHERE table_id = $1 AND state IN ('held', 'quarantined') RETURNING direction`, t.ID, by)
+		if err != nil {
+			return err
+		}
+		skipped, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err != nil {
+			return err
+		}
+		for _, direction := range skipped {
+			if err := notifyID(ctx, tx, "queue", direction); err != nil {
+				return err
+			}
+		}
+		for _, sql := range []string{`DELETE FROM backfill_control.table_side WHERE table_id = $1`, `DELETE FROM backfill_control.gate WHERE table_id = $1`,
+			`DELETE FROM backfill_control.reconcile_schedule WHERE table_id = $1`} {
+			if _, err := tx.Exec(ctx, sql, t.ID); err != nil {
+				return err
+			}
+		}
+		if err := s.endRuns(ctx, tx, site, t.ID, "the table was removed from the site"); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `UPDATE backfill_control.table_config SET removed_at = clock_timestamp() WHERE id = $1`, t.ID); err != nil {
+			return err
+		}
+		if err := audit(ctx, tx, by, "table.remove", site, t.Name, map[string]any{"dropped": dropped.RowsAffected(), "skipped": len(skipped)}); err != nil {
+			return err
+		}
+		return notify(ctx, tx, "site", site)
+	})
+	if open != 0 && err == nil {
+		return nil, &backfill.Error{Code: backfill.Conflict, Open: open,
+			Message: fmt.Sprintf("request %d of %s is open: decide or cancel it first", open, t.Name)}
+	}
+	return t, err
+}
+
 const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at`
 
 func tableFields(t *backfill.Table) []any {
@@ -129,7 +202,7 @@ func tableFields(t *backfill.Table) []any {
 
 // Tables lists the tables of a site in apply order.
 func (s *Store) Tables(ctx context.Context, site string) ([]backfill.Table, error) {
-	rows, err := s.pool.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 ORDER BY t.apply_order, t.name`, site)
+	rows, err := s.pool.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.removed_at IS NULL ORDER BY t.apply_order, t.name`, site)
 	if err != nil {
 		return nil, err
 	}
@@ -145,9 +218,20 @@ func (s *Store) Table(ctx context.Context, site, name string) (*backfill.Table, 
 		return nil, err
 	}
 	var t backfill.Table
-	err = s.pool.QueryRow(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2`,
+	err = s.pool.QueryRow(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL`,
 		site, parsed.String()).Scan(tableFields(&t)...)
 	return &t, one(err, "table %s of a site %q", parsed, site)
+}
+
+// TableName returns the stored spelling of a table's name that a site has, or had
+// until it was removed: history knows both. Or NotFound.
+func (s *Store) TableName(ctx context.Context, site, name string) (string, error) {
+	parsed, err := backfill.ParseTableName(name)
+	if err != nil {
+		return "", err
+	}
+	err = s.pool.QueryRow(ctx, `SELECT name FROM backfill_control.table_config WHERE site = $1 AND name = $2 LIMIT 1`, site, parsed.String()).Scan(&name)
+	return name, one(err, "table %s of a site %q", parsed, site)
 }
 
 // Panels returns what is known of each table and captured direction of a site,
@@ -183,20 +267,26 @@ func (s *Store) Panel(ctx context.Context, site, table, from string) (*backfill.
 func (s *Store) panels(ctx context.Context, site, table, from string) ([]backfill.Panel, error) {
 	sideColumns := func(a string) string {
 		return `, ` + a + `.side, ` + a + `.key, ` + a + `.key_types, coalesce(` + a + `.layout_id, 0), ` + a + `.row_count, ` + a + `.estimated, ` +
-			a + `.counted_at, ` + a + `.capture_ok, ` + a + `.capture_since, coalesce(` + a + `.problem, '')`
+			a + `.counted_at, ` + a + `.capture_ok, ` + a + `.capture_since, coalesce(` + a + `.problem, ''), coalesce(` + a + `.gap, ''), ` + a + `.gap_since`
 	}
 	rows, err := s.pool.Query(ctx, `
 		WITH waiting AS MATERIALIZED (
 		    SELECT e.direction, e.table_id, count(*) AS waiting, min(e.created_at) AS oldest
-		      FROM backfill_control.direction d JOIN backfill_control.entry e ON e.direction = d.id AND e.seq > d.applied_seq AND NOT e.dropped
+		      FROM backfill_control.direction d JOIN backfill_control.entry e ON e.direction = d.id AND `+undelivered+` AND NOT e.dropped
+		     WHERE d.site = $1 GROUP BY 1, 2),
+		aside AS MATERIALIZED (
+		    SELECT q.direction, q.table_id, count(*) FILTER (WHERE q.state = 'held') AS held, count(*) FILTER (WHERE q.state = 'quarantined') AS quarantined
+		      FROM backfill_control.direction d JOIN backfill_control.quarantine q ON q.direction = d.id
 		     WHERE d.site = $1 GROUP BY 1, 2)
-		SELECT `+tableColumns+`, d.id, d.site, d.from_side, d.to_side`+sideColumns("a")+sideColumns("b")+`, coalesce(w.waiting, 0), w.oldest
+		SELECT `+tableColumns+`, d.id, d.site, d.from_side, d.to_side`+sideColumns("a")+sideColumns("b")+`, coalesce(w.waiting, 0) + a.outbox, least(w.oldest, a.outbox_oldest), coalesce(q.held, 0), coalesce(q.quarantined, 0), coalesce(st.reason, ''), st.since
 		  FROM backfill_control.table_config t
 		  JOIN backfill_control.direction d ON d.site = t.site AND d.from_side = ANY (t.captured_from)
 		  JOIN backfill_control.table_side a ON a.table_id = t.id AND a.side = d.from_side
 		  JOIN backfill_control.table_side b ON b.table_id = t.id AND b.side = d.to_side
 		  LEFT JOIN waiting w ON w.direction = d.id AND w.table_id = t.id
-		 WHERE t.site = $1 AND ($2 = '' OR t.name = $2) AND ($3 = '' OR d.from_side = $3)
+		  LEFT JOIN aside q ON q.direction = d.id AND q.table_id = t.id
+		  LEFT JOIN backfill_control.stopped st ON st.direction = d.id AND st.table_id = t.id
+		 WHERE t.site = $1 AND t.removed_at IS NULL AND ($2 = '' OR t.name = $2) AND ($3 = '' OR d.from_side = $3)
 		 ORDER BY t.apply_order, t.name, d.from_side`, site, table, from)
 	if err != nil {
 		return nil, err
@@ -204,11 +294,14 @@ func (s *Store) panels(ctx context.Context, site, table, from string) ([]backfil
 	out, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (p backfill.Panel, err error) {
 		fields := append(tableFields(&p.Table), &p.Direction.ID, &p.Direction.Site, &p.Direction.From, &p.Direction.To)
 		for _, t := range []*backfill.TableSide{&p.Source, &p.Receiver} {
-			fields = append(fields, &t.Side, &t.Key, &t.KeyTypes, &t.LayoutID, &t.Rows, &t.Estimated, &t.CountedAt, &t.CaptureOK, &t.CaptureSince, &t.Problem)
+			fields = append(fields, &t.Side, &t.Key, &t.KeyTypes, &t.LayoutID, &t.Rows, &t.Estimated, &t.CountedAt, &t.CaptureOK, &t.CaptureSince, &t.Problem, &t.Gap, &t.GapSince)
 		}
-		return p, r.Scan(append(fields, &p.Waiting, &p.Oldest)...)
+		return p, r.Scan(append(fields, &p.Waiting, &p.Oldest, &p.Held, &p.Quarantined, &p.Stopped, &p.StoppedSince)...)
 	})
 	if err != nil {
+		return nil, err
+	}
+	if err := s.proofs(ctx, site, out); err != nil {
 		return nil, err
 	}
 	open, err := s.Requests(ctx, RequestFilter{Site: site, Table: table, States: backfill.OpenStates(), Limit: 1000})
@@ -258,6 +351,16 @@ func (s *Store) ReportSide(ctx context.Context, site, side string, reports []Sid
 				}
 				continue
 			}
+			if !r.CaptureOK {
+				if err := broken(ctx, tx, r.TableID, side, r.Problem); err != nil {
+					return err
+				}
+			}
+			if r.Shape != "" {
+				if err := reshaped(ctx, tx, r.TableID, side, r.Shape); err != nil {
+					return err
+				}
+			}
 			var layout *int64
 			if r.LayoutID != 0 {
 				layout = &r.LayoutID
@@ -268,20 +371,11 @@ func (s *Store) ReportSide(ctx context.Context, site, side string, reports []Sid
 				       row_count = coalesce($6, row_count), estimated = CASE WHEN $6::bigint IS NULL THEN estimated ELSE $7 END,
 				       counted_at = CASE WHEN $6::bigint IS NULL THEN counted_at ELSE $8 END,
 				       capture_since = CASE WHEN NOT $9 THEN NULL WHEN capture_ok THEN capture_since ELSE clock_timestamp() END,
+				       capture_seen = CASE WHEN $9 THEN clock_timestamp() ELSE capture_seen END,
 				       capture_ok = $9, problem = nullif($10, '')
 				 WHERE table_id = $1 AND side = $2`,
 				r.TableID, side, r.Key, r.KeyTypes, layout, r.Rows, r.Estimated, r.CountedAt, r.CaptureOK, r.Problem); err != nil {
 				return err
-			}
-			if !r.CaptureOK {
-				if err := broken(ctx, tx, site, side, r.TableID, r.Problem); err != nil {
-					return err
-				}
-			}
-			if r.Shape != "" {
-				if err := reshaped(ctx, tx, site, side, r.TableID, r.Shape); err != nil {
-					return err
-				}
 			}
 		}
 		return notify(ctx, tx, "site", site)

@@ -137,8 +137,8 @@ func (s *Store) Freeze(ctx context.Context, l *Lease, f Frozen) error {
 // StagePage commits one page: its rows, the resume key and the counters in one
 // transaction under the lease's epoch. copyRows writes the rows in COPY's binary form
 // (request_id, n, snap, key, row) and returns after making what it read durable on
-// the source.
-func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func(io.Reader) error) error) (rows int64, resume backfill.Key, err error) {
+// the source, with the number of that read.
+func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func(io.Reader) error) (reads int64, err error)) (rows int64, resume backfill.Key, err error) {
 	err = s.in(ctx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT set_config('application_name', $1, true)`, walkName(l.RequestID)); err != nil {
 			return err
@@ -146,11 +146,12 @@ func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func
 		if err := mayWalk(ctx, tx, l); err != nil {
 			return err
 		}
-		if err := copyRows(func(r io.Reader) error {
+		reads, err := copyRows(func(r io.Reader) error {
 			tag, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY backfill_control.staged (request_id, n, snap, key, row) FROM STDIN (FORMAT binary)`)
 			rows = tag.RowsAffected()
 			return err
-		}); err != nil {
+		})
+		if err != nil {
 			return err
 		}
 		// The request is locked only now, so that nobody waits for a slow page.
@@ -163,6 +164,10 @@ func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func
 			   SET staged = r.staged + $2,
 			       resume_key = coalesce((SELECT s.key FROM backfill_control.staged s WHERE s.request_id = r.id AND s.n = r.staged + $2), r.resume_key)
 			 WHERE id = $1 RETURNING resume_key`, l.RequestID, rows).Scan(&resume); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `
+			UPDATE backfill_control.direction d SET reads = $2 FROM backfill_control.request r WHERE r.id = $1 AND d.id = r.direction AND d.reads < $2`, l.RequestID, reads); err != nil {
 			return err
 		}
 		return notifyID(ctx, tx, "request", l.RequestID)

@@ -23,6 +23,7 @@ import (
 	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/local"
+	"backfill/internal/metrics"
 	"backfill/internal/serve"
 	"backfill/internal/side"
 	"backfill/worker"
@@ -56,6 +57,7 @@ type environment struct {
 	console  string
 	store    *control.Store
 	client   client.Client
+	figures  *metrics.Temporal
 	agents   []*activities.Agent
 	sides    []*side.DB
 	order    map[string]int // of the tables, parents before children
@@ -69,7 +71,7 @@ func Run(ctx context.Context, o Options, out io.Writer) (err error) {
 	if err := os.MkdirAll(o.State, 0o700); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
-	e := &environment{Options: o, out: out}
+	e := &environment{Options: o, out: out, figures: metrics.NewTemporal()}
 	if e.log, err = newLog(o.State, o.Verbose); err != nil {
 		return err
 	}
@@ -131,8 +133,39 @@ func (e *environment) startTemporal(ctx context.Context) (err error) {
 		}
 		e.Temporal, e.console = e.temporal.HostPort, e.temporal.ConsoleURL
 	}
-	e.client, err = serve.Temporal{HostPort: e.Temporal}.Dial(e.log)
-	return err
+	if e.client, err = (serve.Temporal{HostPort: e.Temporal}).Dial(e.log, e.figures); err != nil || e.temporal != nil {
+		return err
+	}
+	return e.awaitTemporal(ctx)
+}
+
+// temporalWithin is how long a Temporal that was given may take to answer.
+const temporalWithin = 10 * time.Second
+
+// awaitTemporal waits for the Temporal that was given, and says so.
+func (e *environment) awaitTemporal(ctx context.Context) error {
+	var err error
+	for deadline, said := time.Now().Add(temporalWithin), false; ; {
+		try, cancel := context.WithTimeout(ctx, 2*time.Second)
+		_, err = e.client.CheckHealth(try, &client.CheckHealthRequest{})
+		cancel()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(deadline):
+			return fmt.Errorf("no Temporal answers at %s: check --temporal, and that its frontend listens there (%w)", e.Temporal, err)
+		case !said:
+			e.say("waiting for Temporal at %s", e.Temporal)
+			said = true
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
 }
 
 func (e *environment) openControl(ctx context.Context) (err error) {
@@ -183,12 +216,21 @@ func (e *environment) openSides(ctx context.Context) error {
 	if e.From == "" {
 		e.From = e.SideOrder[0]
 	}
-	for _, name := range e.SideOrder {
+	var first side.Place
+	for i, name := range e.SideOrder {
 		db, err := side.Open(ctx, e.Site, name, e.Sides[name])
 		if err != nil {
-			return fmt.Errorf("%w: check --side %s=DSN", err, name)
+			return fmt.Errorf("--side %s=DSN: %w", name, err)
 		}
 		e.sides = append(e.sides, db)
+		place, err := db.Place(ctx)
+		if err != nil {
+			return fmt.Errorf("--side %s=DSN: %w", name, err)
+		}
+		if i > 0 && place == first {
+			return backfill.Errorf(backfill.Refused, "--side %s=DSN and --side %s=DSN lead to one database, %s: a site needs two", e.SideOrder[0], name, db.Where())
+		}
+		first = place
 		order, err := db.ProposeOrder(ctx, e.Tables)
 		if err != nil {
 			return fmt.Errorf("side %s: %w", name, err)
@@ -255,8 +297,13 @@ func (e *environment) configureTables(ctx context.Context) error {
 }
 
 func (e *environment) serve(ctx context.Context, l net.Listener) error {
-	server := serve.HTTP(&api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}, e.log.Named("api"))
-	cfg := worker.Config{Temporal: e.client, Store: e.store, PublicURL: e.url, Log: e.log.Named("worker")}
+	registry := metrics.Registry()
+	registry.MustRegister(e.figures, metrics.Pools{"control": e.store.Stat})
+	for i, a := range e.agents {
+		registry.MustRegister(serve.AgentFigures(a, e.sides[i])...)
+	}
+	server := serve.HTTP(&api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}, e.log.Named("api"), registry)
+	cfg := worker.Config{Temporal: e.client, Name: serve.Name(), Keep: control.Keep{Requests: 90 * 24 * time.Hour, History: 30 * 24 * time.Hour}, Store: e.store, PublicURL: e.url, Log: e.log.Named("worker")}
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return server.Serve(ctx, l) })
@@ -285,6 +332,7 @@ func (e *environment) serve(ctx context.Context, l net.Listener) error {
 		if e.console != "" {
 			e.say("console: %s", e.console)
 		}
+		e.say("temporal: %s", e.Temporal)
 		return nil
 	})
 	return g.Wait()

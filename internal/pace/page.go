@@ -27,7 +27,7 @@ func (p *PageSize) Rows() int {
 	}
 	rows := p.rows
 	if p.bytes > 0 {
-		rows = min(rows, int(float64(p.MaxBytes)/p.bytes))
+		rows = int(min(float64(rows), float64(p.MaxBytes)/p.bytes))
 	}
 	return min(max(rows, p.Min), p.Max)
 }
@@ -51,6 +51,13 @@ func (p *PageSize) Took(rows int, bytes int64, d time.Duration) {
 	want := int(float64(p.Target) / float64(max(perRow, 1)))
 	// One row more at least: half of one is none, and the size would stay.
 	p.rows = min(max(min(want, p.rows+max(p.rows/2, 1)), p.Min), p.Max)
+}
+
+// Halve makes the next page half as large: a gate has closed, so the last ones
+// were too much.
+func (p *PageSize) Halve() {
+	p.rows = max(p.Rows()/2, p.Min)
+	p.times = nil
 }
 
 func percentile90(times []time.Duration) time.Duration {

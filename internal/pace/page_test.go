@@ -1,6 +1,7 @@
 package pace
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -25,6 +26,15 @@ func TestPageSizeGrowsSlowlyAndFallsFast(t *testing.T) {
 	before = p.Rows()
 	p.Took(before, 1, 2*time.Second)
 	require.LessOrEqual(t, p.Rows(), before/10)
+}
+
+// Rows of next to nothing are bounded by their number alone.
+func TestPageSizeOfRowsWithoutBytes(t *testing.T) {
+	for _, bytes := range []int64{0, 1} {
+		p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: 10_000, MaxBytes: math.MaxInt64}
+		p.Took(p.Rows(), bytes, 10*time.Millisecond)
+		require.Equal(t, 1500, p.Rows())
+	}
 }
 
 // A busy hour makes pages slow, whatever their size. When it is over they must grow

@@ -35,6 +35,12 @@ type Column struct {
 	// function (bool prints true instead of t, bpchar loses its blanks), so that the
 	// output function has to be asked for.
 	Function bool `json:"function,omitempty"`
+	// Via is the string type through which the text is read back, where a cast from text
+	// would be a function rather than the input function.
+	Via string `json:"via,omitempty"`
+	// Byte says that the type is "char", a byte of any value: those above 127 are no text
+	// before PostgreSQL 16, and are written as 16 does, \303.
+	Byte bool `json:"byte,omitempty"`
 	// Collation is the column's collation, quoted, when it is not the database's default.
 	Collation string `json:"collation,omitempty"`
 	// Operators is the schema of a key column's comparison operators, quoted, when it
@@ -97,7 +103,10 @@ func Literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + 
 // pushes, walks and comparisons alike. source is an alias.
 func (c Column) text(source string) string {
 	ref := source + "." + Ident(c.Name)
-	if !c.Function {
+	switch {
+	case c.Byte:
+		return "CASE WHEN " + ref + "::int < 0 THEN encode(charsend(" + ref + "), 'escape') WHEN " + ref + " IS NOT NULL THEN concat(" + ref + ") END"
+	case !c.Function:
 		return ref + "::text"
 	}
 	// concat calls the output function, but makes NULL an empty string. IS NOT NULL
@@ -117,6 +126,26 @@ func array(columns []Column, source string) string {
 		parts[i] = c.text(source)
 	}
 	return "ARRAY[" + strings.Join(parts, ", ") + "]::text[]"
+}
+
+// Sizes is the SQL of about how many bytes the text of a row has, without reading
+// values that are stored outside the row. Compressed values of types whose length
+// cannot be told are taken for eight times their size.
+func (l *Layout) Sizes(source string) string {
+	parts := make([]string, len(l.Columns))
+	for i, c := range l.Columns {
+		ref := source + "." + Ident(c.Name)
+		switch c.Type {
+		case "text", "character varying":
+			parts[i] = "octet_length(" + ref + ")"
+		case "bytea":
+			parts[i] = "2::bigint * octet_length(" + ref + ")"
+		default:
+			parts[i] = "CASE WHEN pg_column_compression(" + ref + ") IS NULL THEN 1::bigint ELSE 8 END * pg_column_size(" + ref + ")"
+		}
+		parts[i] = "coalesce(" + parts[i] + ", 0)::bigint"
+	}
+	return strings.Join(parts, " + ")
 }
 
 // KeyRefs lists the key columns of an alias, for comparing and ordering.
@@ -141,7 +170,7 @@ func (l *Layout) KeyConstants(key []string) string {
 func (l *Layout) KeyFrom(expr string) []string {
 	parts := make([]string, len(l.Key))
 	for i, c := range l.KeyColumns() {
-		parts[i] = c.cast(subscript(expr, i))
+		parts[i] = c.Read(subscript(expr, i))
 		if c.Collation != "" {
 			parts[i] += " COLLATE " + c.Collation
 		}
@@ -218,19 +247,35 @@ func (c Column) operator(op string) string {
 	return "OPERATOR(" + schema + "." + op + ")"
 }
 
-// cast reads the column's text back. A cast from an expression of type text could
-// run a cast function; all but a handful of types have none and use their input
-// function, and for those the function is the inverse of what text asked for.
-func (c Column) cast(expr string) string { return expr + "::" + c.Type }
+// Read is the SQL that reads the column's text back from an expression of type text,
+// by the type's input function, or, for name and xml, by the cast that does the same.
+func (c Column) Read(expr string) string {
+	switch {
+	case c.Byte:
+		return "(CASE WHEN length(" + expr + ") = 4 THEN ((get_byte(decode(" + expr + ", 'escape'), 0) + 128) % 256 - 128)::\"char\" ELSE " + expr + "::\"char\" END)::" + c.Type
+	case c.Via != "":
+		return expr + "::" + c.Via + "::" + c.Type
+	}
+	return expr + "::" + c.Type
+}
 
-// constant is a value of the column as a typed constant, read by the type's input function.
-func (c Column) constant(text string) string { return "CAST(" + Literal(text) + " AS " + c.Type + ")" }
+// constant is a value of the column as a typed constant, under the column's collation.
+func (c Column) constant(text string) string {
+	value := "CAST(" + Literal(text) + " AS " + c.Type + ")"
+	if c.Byte {
+		value = c.Read(Literal(text) + "::text")
+	}
+	if c.Collation != "" {
+		value += " COLLATE " + c.Collation
+	}
+	return value
+}
 
 // ValuesFrom is the SQL that reads each column back from the text[] expression.
 func (l *Layout) ValuesFrom(expr string) []string {
 	parts := make([]string, len(l.Columns))
 	for i, c := range l.Columns {
-		parts[i] = c.cast(subscript(expr, i))
+		parts[i] = c.Read(subscript(expr, i))
 	}
 	return parts
 }

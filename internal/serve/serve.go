@@ -4,20 +4,25 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"time"
 
 	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.temporal.io/sdk/client"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
 	"backfill/activities"
 	"backfill/api"
 	"backfill/internal/control"
+	"backfill/internal/metrics"
 	"backfill/internal/side"
 	"backfill/ui"
 	"backfill/worker"
@@ -32,10 +37,11 @@ const reconnectWithin = time.Second
 
 // Dial makes a client that connects when it is first needed, so that a Temporal
 // that is away now is waited for by what needs it.
-func (t Temporal) Dial(log *zap.Logger) (client.Client, error) {
+// What the client and its workers report goes to figures.
+func (t Temporal) Dial(log *zap.Logger, figures *metrics.Temporal) (client.Client, error) {
 	reconnect := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
 	reconnect.Backoff.MaxDelay = reconnectWithin
-	return client.NewLazyClient(client.Options{HostPort: t.HostPort, Namespace: t.Namespace, Logger: worker.Logger(log.Named("temporal")),
+	return client.NewLazyClient(client.Options{HostPort: t.HostPort, Namespace: t.Namespace, Logger: worker.Logger(log.Named("temporal")), MetricsHandler: figures.Handler(),
 		ConnectionOptions: client.ConnectionOptions{DialOptions: []grpc.DialOption{grpc.WithConnectParams(reconnect)}}})
 }
 
@@ -49,11 +55,13 @@ func NewLog(verbose bool) (*zap.Logger, error) {
 	return cfg.Build()
 }
 
-// HTTP is the API with the web pages.
-func HTTP(service *api.Service, log *zap.Logger) *api.Server {
-	auth := api.NewAuth(service.Store.Account)
-	return api.New(api.Config{Service: service, Auth: auth, Log: log,
-		Extra: func(e *echo.Echo) { ui.Mount(e, service, ui.Options{Auth: auth}) }})
+// HTTP is the API with the web pages. Its figures, and those of the installation, are
+// added to a registry, which it shows at /metrics.
+func HTTP(service *api.Service, log *zap.Logger, registry *prometheus.Registry) *api.Server {
+	registry.MustRegister(metrics.Installation{Store: service.Store, Temporal: service.Runs.Check}, metrics.Proof{Store: service.Store})
+	auth, changes := api.NewAuth(service.Store.Account), api.NewChanges(service.Store, log)
+	return api.New(api.Config{Service: service, Auth: auth, Changes: changes, Log: log, Registry: registry,
+		Extra: func(e *echo.Echo) { ui.Mount(e, service, ui.Options{Auth: auth, Changes: changes}) }})
 }
 
 // API is the `backfill api` role.
@@ -73,7 +81,9 @@ func (a API) Run(ctx context.Context) error {
 		return err
 	}
 	defer store.Disconnect()
-	c, err := a.Temporal.Dial(a.Log)
+	figures, registry := metrics.NewTemporal(), metrics.Registry()
+	registry.MustRegister(figures, metrics.Pools{"control": store.Stat})
+	c, err := a.Temporal.Dial(a.Log, figures)
 	if err != nil {
 		return err
 	}
@@ -84,7 +94,7 @@ func (a API) Run(ctx context.Context) error {
 	}
 	a.Log.Info("api listens", zap.String("address", l.Addr().String()))
 	return HTTP(&api.Service{Store: store, Runs: api.NewRuns(c), Log: a.Log, PublicURL: a.PublicURL, ConsoleURL: a.Console,
-		Namespace: a.Temporal.Namespace}, a.Log).Serve(ctx, l)
+		Namespace: a.Temporal.Namespace}, a.Log, registry).Serve(ctx, l)
 }
 
 // Listen opens a TCP port, or says which one and what to do.
@@ -101,36 +111,44 @@ type Worker struct {
 	Control   string // connection string of the control database
 	Temporal  Temporal
 	PublicURL string // of the web pages, for links in Temporal's console; may be empty
+	Metrics   string // address to show the process's figures at; "" for nowhere
 	Log       *zap.Logger
 }
 
-func (w Worker) open(ctx context.Context) (cfg worker.Config, done func(), err error) {
+func (w Worker) open(ctx context.Context, registry *prometheus.Registry) (cfg worker.Config, done func(), err error) {
 	store, err := control.Open(ctx, w.Control)
 	if err != nil {
 		return cfg, nil, err
 	}
-	c, err := w.Temporal.Dial(w.Log)
+	figures := metrics.NewTemporal()
+	registry.MustRegister(figures, metrics.Pools{"control": store.Stat})
+	c, err := w.Temporal.Dial(w.Log, figures)
 	if err != nil {
 		store.Disconnect()
 		return cfg, nil, err
 	}
-	return worker.Config{Temporal: c, Namespace: w.Temporal.Namespace, Store: store, PublicURL: w.PublicURL, Log: w.Log},
+	return worker.Config{Temporal: c, Name: Name(), Namespace: w.Temporal.Namespace, Store: store, PublicURL: w.PublicURL, Log: w.Log},
 		func() { c.Close(); store.Disconnect() }, nil
 }
 
 // RunControl serves workflows and control activities until ctx ends.
-func (w Worker) RunControl(ctx context.Context) error {
-	cfg, done, err := w.open(ctx)
+func (w Worker) RunControl(ctx context.Context, keep control.Keep) error {
+	registry := metrics.Registry()
+	cfg, done, err := w.open(ctx, registry)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return Keep(ctx, w.Log, "control worker", func() error { return worker.Control(ctx, cfg) })
+	cfg.Keep = keep
+	return w.beside(ctx, registry, func(ctx context.Context) error {
+		return Keep(ctx, w.Log, "control worker", func() error { return worker.Control(ctx, cfg) })
+	})
 }
 
 // RunAgent serves the activities beside one side's database until ctx ends.
 func (w Worker) RunAgent(ctx context.Context, site, sideName, database string, s activities.Settings) error {
-	cfg, done, err := w.open(ctx)
+	registry := metrics.Registry()
+	cfg, done, err := w.open(ctx, registry)
 	if err != nil {
 		return err
 	}
@@ -140,11 +158,51 @@ func (w Worker) RunAgent(ctx context.Context, site, sideName, database string, s
 		return err
 	}
 	defer db.Close()
+	if err := db.Apart(ctx); err != nil {
+		return err
+	}
 	agent, err := activities.NewAgent(ctx, cfg.Store, db, Name(), s)
 	if err != nil {
 		return err
 	}
-	return Keep(ctx, w.Log, "agent", func() error { return worker.Agent(ctx, cfg, agent) })
+	registry.MustRegister(AgentFigures(agent, db)...)
+	return w.beside(ctx, registry, func(ctx context.Context) error {
+		return Keep(ctx, w.Log, "agent", func() error { return worker.Agent(ctx, cfg, agent) })
+	})
+}
+
+// AgentFigures are what an agent's process tells beside its connections to the
+// control database.
+func AgentFigures(a *activities.Agent, db *side.DB) []prometheus.Collector {
+	return []prometheus.Collector{
+		metrics.Applied{Site: a.Out.Site, Side: a.Out.From, Rows: a.AppliedRows},
+		metrics.Pools{"side " + a.Out.From: db.Stat},
+	}
+}
+
+// beside runs a worker with its figures shown beside it. Both end together.
+func (w Worker) beside(ctx context.Context, registry *prometheus.Registry, run func(context.Context) error) error {
+	if w.Metrics == "" {
+		return run(ctx)
+	}
+	l, err := net.Listen("tcp", w.Metrics)
+	if err != nil {
+		return fmt.Errorf("%w: free the port or choose another address with --metrics", err)
+	}
+	server := &http.Server{Handler: metrics.Handler(registry), ReadHeaderTimeout: 10 * time.Second}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	g.Go(func() error {
+		defer server.Close()
+		return run(ctx)
+	})
+	w.Log.Info("figures are shown", zap.String("address", "http://"+l.Addr().String()+"/metrics"))
+	return g.Wait()
 }
 
 // Name tells one process from another in leases and on pages.

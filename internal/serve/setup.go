@@ -2,7 +2,9 @@ package serve
 
 import (
 	"context"
+	"slices"
 
+	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/side"
 )
@@ -11,7 +13,8 @@ import (
 type Setup struct {
 	Control, Database string // connection strings
 	Site, Side        string
-	Role              string // the role the agent signs in as; "" = the one of Database
+	Role              string   // the role the agent signs in as; "" = the one of Database
+	Tables            []string // whose rights are given too, although they are not configured yet
 }
 
 // Steps returns what has to be run on the side, and with apply runs it.
@@ -27,6 +30,15 @@ func (s Setup) Steps(ctx context.Context, apply bool) ([]side.Step, error) {
 	tables, err := store.Tables(ctx, s.Site)
 	if err != nil {
 		return nil, err
+	}
+	for _, name := range s.Tables {
+		parsed, err := backfill.ParseTableName(name)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(tables, func(t backfill.Table) bool { return t.Name == parsed.String() }) {
+			tables = append(tables, backfill.Table{Name: parsed.String()})
+		}
 	}
 	db, err := side.Open(ctx, s.Site, s.Side, s.Database)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,8 +27,13 @@ type Position struct {
 type Feed struct {
 	// Next says how far the batch after a position goes and how many rows it has.
 	Next func(context.Context, Position) (to Position, rows int64, err error)
-	// Copy writes those rows in COPY's binary form: seq, table_id, layout_id, op, key, row.
-	Copy func(ctx context.Context, after, to int64, w io.Writer) error
+	// NextOf says how far the next batch of one table's rows goes, which ends at upTo
+	// at the latest; it is upTo when there is no row before it.
+	NextOf func(ctx context.Context, tableID int32, after, upTo int64) (to int64, err error)
+	// Copy writes rows in COPY's binary form: seq, table_id, layout_id, op, key, row.
+	Copy func(context.Context, Part, io.Writer) error
+	// Entry returns one of the changes without its row.
+	Entry func(ctx context.Context, seq int64) (Entry, error)
 	// Layout returns the layout rows were read under.
 	Layout func(ctx context.Context, id int64) (*row.Layout, error)
 	// Tables are the site's tables by id; their apply order is heeded.
@@ -36,14 +42,34 @@ type Feed struct {
 	Retry bool
 	// HoldLimit is how long a row may be held before it is quarantined.
 	HoldLimit time.Duration
+	// RefusedLimit is how many rows of a table may be refused in a row before the
+	// table is stopped.
+	RefusedLimit int64
+}
+
+// Part is what of the rows above After and up to To is wanted: those of one table,
+// or, with Only 0, those of all tables but some.
+type Part struct {
+	After, To int64
+	Only      int32
+	Except    []int32
+}
+
+// Entry is a change without its row.
+type Entry struct {
+	TableID  int32
+	LayoutID *int64
+	Op       string
+	Key      backfill.Key
 }
 
 // Applied is what a batch came to.
 type Applied struct {
 	To       Position
 	Written  int64 // rows written or deleted
-	SetAside bool  // the set of held or quarantined rows has changed
+	SetAside bool  // the set of held or quarantined rows, or of stopped tables, has changed
 	Held     bool  // rows are held; not looked at when there was nothing to do
+	Stopped  int   // tables that were left out; not looked at then either
 }
 
 // Apply applies the next batch in one transaction, together with the position it
@@ -56,9 +82,30 @@ type Applied struct {
 // rows that violate a foreign key or a unique constraint are held and tried again,
 // others are quarantined with PostgreSQL's message. A row set aside is replaced by
 // any later entry of its key, so a retry never applies an older read after a newer.
+//
+// A table of which too many rows are refused in a row is stopped, and the batch
+// applied without it.
 func (db *DB) Apply(ctx context.Context, f Feed) (a Applied, err error) {
+	for stopped := false; ; stopped = true {
+		a, err = db.applyOnce(ctx, f)
+		a.SetAside = a.SetAside || stopped
+		var p *poison
+		if !errors.As(err, &p) {
+			return a, err
+		}
+		if err := db.stop(ctx, p); err != nil {
+			return Applied{}, err
+		}
+	}
+}
+
+func newBatch(db *DB, tx pgx.Tx, f Feed) *batch {
+	return &batch{db: db, tx: tx, feed: f, targets: map[int32]*Table{}, layouts: map[int64]*row.Layout{}}
+}
+
+func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
 	err = db.in(ctx, writing, func(tx pgx.Tx) error {
-		b := &batch{db: db, tx: tx, feed: f, targets: map[int32]*Table{}, layouts: map[int64]*row.Layout{}}
+		b := newBatch(db, tx, f)
 		if err := tx.QueryRow(ctx, `SELECT seq, nonce FROM `+db.schema+`.applied FOR UPDATE`).Scan(&a.To.Seq, &a.To.Nonce); err != nil {
 			return db.orNotSetUp(err)
 		}
@@ -74,10 +121,13 @@ func (db *DB) Apply(ctx context.Context, f Feed) (a Applied, err error) {
 			return err
 		}
 		if rows > 0 {
-			if err := b.load(ctx, from.Seq, to.Seq); err != nil {
+			if err := b.load(ctx, Part{After: from.Seq, To: to.Seq, Except: b.refused.stopped}); err != nil {
 				return err
 			}
 			if err := b.apply(ctx); err != nil {
+				return err
+			}
+			if err := b.storeStreaks(ctx); err != nil {
 				return err
 			}
 		}
@@ -89,7 +139,7 @@ func (db *DB) Apply(ctx context.Context, f Feed) (a Applied, err error) {
 		if _, err := tx.Exec(ctx, `UPDATE `+db.schema+`.applied SET seq = $1, nonce = $2`, to.Seq, to.Nonce); err != nil {
 			return err
 		}
-		a = Applied{To: to, Written: b.written, SetAside: b.setAside}
+		a = Applied{To: to, Written: b.written, SetAside: b.setAside, Stopped: len(b.refused.stopped)}
 		return tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.schema+`.held WHERE state = 'held')`).Scan(&a.Held)
 	})
 	return a, err
@@ -104,6 +154,9 @@ type batch struct {
 	targets  map[int32]*Table
 	layouts  map[int64]*row.Layout
 	synced   map[uint32]bool // see syncs
+	refused  streaks
+	retrying bool // the held rows are tried again
+	keysOnly bool // what is being halved are keys
 	written  int64
 	setAside bool
 }
@@ -128,17 +181,117 @@ func (b *batch) begin(ctx context.Context) error {
 		    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, seq bigint, table_id integer, layout_id bigint,
 		    op "char", key text[] COLLATE "C", "row" text[] COLLATE "C") ON COMMIT DELETE ROWS;
 		SET CONSTRAINTS ALL DEFERRED`)
-	return err
+	if err != nil {
+		return err
+	}
+	return b.loadStreaks(ctx)
 }
 
-func (b *batch) load(ctx context.Context, after, to int64) error {
-	return copypipe.Run(func(w io.Writer) error { return b.feed.Copy(ctx, after, to, w) }, func(r io.Reader) error {
-		tag, err := b.tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.incoming (seq, table_id, layout_id, op, key, "row") FROM STDIN (FORMAT binary)`)
+// load brings entries into incoming. Where this database's encoding lacks a
+// character, COPY refuses all of them: by halves, those that have it are set aside,
+// and the rest goes on.
+func (b *batch) load(ctx context.Context, part Part) error { return b.loadPart(ctx, part, false) }
+
+func (b *batch) loadPart(ctx context.Context, part Part, halved bool) error {
+	var rows int64
+	err := pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
+		return copypipe.Run(func(w io.Writer) error { return b.feed.Copy(ctx, part, w) }, func(r io.Reader) error {
+			tag, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.incoming (seq, table_id, layout_id, op, key, "row") FROM STDIN (FORMAT binary)`)
+			rows = tag.RowsAffected()
+			return err
+		})
+	})
+	switch {
+	case err == nil && halved:
+		// What could be loaded ends a table's streak of refused rows.
+		tables, err := b.tx.Query(ctx, `SELECT DISTINCT table_id FROM pg_temp.incoming WHERE seq > $1 AND seq <= $2`, part.After, part.To)
 		if err != nil {
 			return err
 		}
-		return b.analyze(ctx, tag.RowsAffected())
+		var table int32
+		_, err = pgx.ForEachRow(tables, []any{&table}, func() error {
+			b.accept(&group{tableID: table})
+			return nil
+		})
+		return err
+	case err == nil:
+		return b.analyze(ctx, rows)
+	case !Unconvertible(err):
+		return err
+	case part.To-part.After == 1:
+		return b.unloadable(ctx, part.To, err)
+	}
+	low, high := part, part
+	low.To = part.After + (part.To-part.After)/2
+	high.After = low.To
+	if err := b.loadPart(ctx, low, true); err != nil {
+		return err
+	}
+	return b.loadPart(ctx, high, true)
+}
+
+// Unconvertible reports whether text has a character that a database's encoding lacks.
+func Unconvertible(err error) bool {
+	code := SQLState(err)
+	return code == "22P05" || code == "22021"
+}
+
+// unloadable sets an entry aside that this database cannot even hold, without its
+// row. A key that it cannot hold is written in ASCII; there is no row of it here, so
+// that its deletes have nothing to do.
+func (b *batch) unloadable(ctx context.Context, seq int64, why error) error {
+	e, err := b.feed.Entry(ctx, seq)
+	if err != nil {
+		return err
+	}
+	key := []string(e.Key)
+	err = pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SELECT $1::text[]`, key)
+		return err
 	})
+	foreign := Unconvertible(err)
+	if err != nil && !foreign {
+		return err
+	}
+	if foreign {
+		key = slices.Clone(key)
+		for i, part := range key {
+			quoted := strconv.QuoteToASCII(part)
+			key[i] = quoted[1 : len(quoted)-1]
+		}
+	}
+	if err := b.refuse(e.TableID, 1, brief(why)); err != nil {
+		return err
+	}
+	b.setAside = true
+	if _, err := b.tx.Exec(ctx, `DELETE FROM `+b.db.schema+`.held WHERE table_id = $1 AND key = $2 AND seq < $3`, e.TableID, key, seq); err != nil {
+		return err
+	}
+	if foreign && e.Op != "c" && e.Op != "u" {
+		return nil
+	}
+	_, err = b.tx.Exec(ctx, `
+		INSERT INTO `+b.db.schema+`.held (seq, table_id, layout_id, op, key, state, reason) VALUES ($1, $2, $3, $4::text::"char", $5, 'quarantined', $6)
+		ON CONFLICT (seq, key) DO UPDATE SET state = 'quarantined', reason = excluded.reason`, seq, e.TableID, e.LayoutID, e.Op, key, Message(why))
+	return err
+}
+
+// reload tries to load entries again that were set aside without their rows.
+func (b *batch) reload(ctx context.Context) error {
+	rows, err := b.tx.Query(ctx, `DELETE FROM `+b.db.schema+`.held WHERE state = 'held' AND op IN ('c', 'u') AND "row" IS NULL RETURNING seq`)
+	if err != nil {
+		return err
+	}
+	seqs, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		return err
+	}
+	for _, seq := range seqs {
+		if err := b.loadPart(ctx, Part{After: seq - 1, To: seq}, true); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // analyze tells the planner how many rows are in incoming, when they are many: it
@@ -204,6 +357,10 @@ const retryRows = 10_000
 // retry tries the held rows again, in the same multi-row statements, after those
 // whose parents are still missing were left out.
 func (b *batch) retry(ctx context.Context) error {
+	b.retrying = true
+	if err := b.reload(ctx); err != nil {
+		return err
+	}
 	// Bounded, so that live changes are not held up by a great many held rows; those
 	// not tried for longest come first, so that each gets its turn.
 	tag, err := b.tx.Exec(ctx, `
@@ -216,13 +373,11 @@ func (b *batch) retry(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if tag.RowsAffected() > 0 {
-		if err := b.analyze(ctx, tag.RowsAffected()); err != nil {
-			return err
-		}
-		if err := b.segment(ctx, true); err != nil {
-			return err
-		}
+	if err := b.analyze(ctx, tag.RowsAffected()); err != nil {
+		return err
+	}
+	if err := b.segment(ctx, true); err != nil {
+		return err
 	}
 	tag, err = b.tx.Exec(ctx, `UPDATE `+b.db.schema+`.held SET state = 'quarantined' WHERE state = 'held' AND since < clock_timestamp() - $1::interval`, b.feed.HoldLimit)
 	b.setAside = b.setAside || tag.RowsAffected() > 0
@@ -275,15 +430,31 @@ func (b *batch) groups(ctx context.Context) ([]group, error) {
 	}
 	var out []group
 	for _, g := range all {
-		problem, err := b.resolve(ctx, &g)
+		problem, deletes, err := b.resolve(ctx, &g)
 		if err != nil {
 			return nil, err
 		}
 		if problem != "" {
-			if err := b.aside(ctx, "quarantined", problem, `i.table_id = $3 AND i.layout_id IS NOT DISTINCT FROM nullif($4::bigint, 0)`, g.tableID, g.layoutID); err != nil {
+			refused := g.upserts
+			if !deletes {
+				refused += g.deletes
+			}
+			if err := b.refuse(g.tableID, refused, problem); err != nil {
 				return nil, err
 			}
-			continue
+			if err := b.aside(ctx, "quarantined", problem, `i.table_id = $3 AND i.layout_id IS NOT DISTINCT FROM nullif($4::bigint, 0) AND (i.op <> 'd' OR NOT $5)`, g.tableID, g.layoutID, deletes); err != nil {
+				return nil, err
+			}
+			// A row that comes again is not deleted before it.
+			tag, err := b.tx.Exec(ctx, `
+				DELETE FROM pg_temp.incoming d USING `+b.db.schema+`.held h
+				 WHERE d.table_id = $1 AND d.op = 'd' AND h.table_id = $1 AND h.key = d.key AND h.seq > d.seq`, g.tableID)
+			if err != nil {
+				return nil, err
+			}
+			if g.upserts, g.deletes = 0, g.deletes-tag.RowsAffected(); !deletes || g.deletes <= 0 {
+				continue
+			}
 		}
 		out = append(out, g)
 	}
@@ -297,41 +468,42 @@ func (b *batch) groups(ctx context.Context) ([]group, error) {
 }
 
 // resolve finds the table a group goes to and checks that its columns are there.
-func (b *batch) resolve(ctx context.Context, g *group) (problem string, err error) {
+// With a problem, deletes says that it is none for deletes.
+func (b *batch) resolve(ctx context.Context, g *group) (problem string, deletes bool, err error) {
 	t, ok := b.feed.Tables[g.tableID]
 	if !ok {
-		return "the table is no longer configured", nil
+		return "the table is no longer configured", false, nil
 	}
 	g.order = t.ApplyOrder
 	if g.target = b.targets[g.tableID]; g.target == nil {
 		if g.target, err = describe(ctx, b.tx, t.Name); err != nil {
-			return "", err
+			return "", false, err
 		}
 		b.targets[g.tableID] = g.target
 	}
 	if g.target.Problem != "" {
-		return "on " + b.db.Side + ": " + g.target.Problem, nil
+		return "on " + b.db.Side + ": " + g.target.Problem, false, nil
 	}
 	if g.layoutID == 0 {
 		g.layout = g.target.Layout // deletes that a truncate has left: they carry no row
-		return "", nil
+		return "", false, nil
 	}
 	if g.layout = b.layouts[g.layoutID]; g.layout == nil {
 		if g.layout, err = b.feed.Layout(ctx, g.layoutID); err != nil {
-			return "", err
+			return "", false, err
 		}
 		b.layouts[g.layoutID] = g.layout
 	}
-	for _, c := range g.layout.Columns {
-		if _, ok := g.target.Layout.Column(c.Name); !ok {
-			return fmt.Sprintf("column %s of %s does not exist on %s: add it there, then retry", row.Ident(c.Name), t.Name, b.db.Side), nil
-		}
-	}
 	if !slices.Equal(g.layout.Key, g.target.Layout.Key) {
 		return fmt.Sprintf("the key of %s is (%s) on the source and (%s) on %s", t.Name,
-			strings.Join(g.layout.Key, ", "), strings.Join(g.target.Layout.Key, ", "), b.db.Side), nil
+			strings.Join(g.layout.Key, ", "), strings.Join(g.target.Layout.Key, ", "), b.db.Side), false, nil
 	}
-	return "", nil
+	for _, c := range g.layout.Columns {
+		if _, ok := g.target.Layout.Column(c.Name); !ok {
+			return fmt.Sprintf("column %s of %s does not exist on %s: add it there, then retry", row.Ident(c.Name), t.Name, b.db.Side), true, nil
+		}
+	}
+	return "", false, nil
 }
 
 // typedKey reads a row's key back as the target's types.
@@ -464,10 +636,13 @@ func (b *batch) orIsolateKeys(ctx context.Context, g *group, fn func(pgx.Tx) err
 	if err != nil {
 		return err
 	}
-	if err := b.halve(ctx, ids, func(tx pgx.Tx, ids []int64) error {
+	b.keysOnly = true
+	err = b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
 		_, err := tx.Exec(ctx, `SELECT `+g.typedKey("i.key")+` FROM pg_temp.incoming i WHERE id = ANY ($1)`, ids)
 		return err
-	}); err != nil {
+	})
+	b.keysOnly = false
+	if err != nil {
 		return err
 	}
 	return pgx.BeginFunc(ctx, b.tx, fn)
@@ -494,7 +669,7 @@ func (b *batch) together(ctx context.Context, groups []group) error {
 			break
 		}
 	}
-	if refused == uniqueViolation {
+	if refused == uniqueViolation || refused == exclusionViolation {
 		err := b.attempt(ctx, groups, true)
 		if err == nil || !refusesRows(err) {
 			return err
@@ -503,7 +678,7 @@ func (b *batch) together(ctx context.Context, groups []group) error {
 	return b.apart(ctx, groups)
 }
 
-const foreignKeyViolation, uniqueViolation = "23503", "23505"
+const foreignKeyViolation, uniqueViolation, exclusionViolation = "23503", "23505", "23P01"
 
 // attempt applies all groups in a savepoint. With deleteFirst, tables from which a
 // delete cannot cascade, and all of whose columns are sent, have their keys deleted
@@ -547,6 +722,11 @@ func (b *batch) attempt(ctx context.Context, groups []group, deleteFirst bool) e
 	})
 	if err == nil {
 		b.written += written
+		for i := range groups {
+			if groups[i].upserts+groups[i].deletes > 0 {
+				b.accept(&groups[i])
+			}
+		}
 	}
 	return err
 }
@@ -562,9 +742,12 @@ func (b *batch) apart(ctx context.Context, groups []group) error {
 		if err != nil {
 			return err
 		}
-		if err := b.halve(ctx, ids, func(tx pgx.Tx, ids []int64) error {
+		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
 			n, err := b.upsert(ctx, tx, g, ids)
 			b.written += n
+			if err == nil {
+				b.accept(g)
+			}
 			return err
 		}); err != nil {
 			return err
@@ -579,9 +762,12 @@ func (b *batch) apart(ctx context.Context, groups []group) error {
 		if err != nil {
 			return err
 		}
-		if err := b.halve(ctx, ids, func(tx pgx.Tx, ids []int64) error {
+		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
 			n, err := b.delete(ctx, tx, g, ids)
 			b.written += n
+			if err == nil {
+				b.accept(g)
+			}
 			return err
 		}); err != nil {
 			return err
@@ -602,7 +788,7 @@ func (b *batch) ids(ctx context.Context, g *group, where string) ([]int64, error
 
 // halve runs fn over ids, in a savepoint, and over their halves where it is
 // refused; a single row that is refused is set aside.
-func (b *batch) halve(ctx context.Context, ids []int64, fn func(pgx.Tx, []int64) error) error {
+func (b *batch) halve(ctx context.Context, g *group, ids []int64, fn func(pgx.Tx, []int64) error) error {
 	if len(ids) == 0 {
 		return nil
 	}
@@ -616,18 +802,45 @@ func (b *batch) halve(ctx context.Context, ids []int64, fn func(pgx.Tx, []int64)
 	switch {
 	case !refusesRows(err):
 		return err
-	case len(ids) == 1 && (code == foreignKeyViolation || code == uniqueViolation):
-		// It may pass: the parent, or the row that gives the value up, may still come.
+	case len(ids) == 1 && code == foreignKeyViolation:
+		// It may pass: the parent may still come.
 		return b.aside(ctx, "held", Message(err), `i.id = ANY ($3)`, ids)
+	case len(ids) == 1 && b.keysOnly && strings.HasPrefix(code, "22"):
+		// No row here can have such a key, so there is none to delete.
+		if there, err := b.forgetDelete(ctx, ids[0]); err != nil || there {
+			return err
+		}
+		if err := b.refuse(g.tableID, 1, brief(err)); err != nil {
+			return err
+		}
+		return b.aside(ctx, "quarantined", Message(err), `i.id = ANY ($3)`, ids)
 	case len(ids) == 1 || strings.HasPrefix(code, "42"):
 		// Class 42 is the statement, not a row: every row of it would be refused.
-		return b.aside(ctx, "quarantined", Message(err), `i.id = ANY ($3)`, ids)
+		if err := b.refuse(g.tableID, int64(len(ids)), brief(err)); err != nil {
+			return err
+		}
+		state := "quarantined"
+		if code == uniqueViolation || code == exclusionViolation {
+			state = "held" // the row that gives the value up may still come
+		}
+		return b.aside(ctx, state, Message(err), `i.id = ANY ($3)`, ids)
 	}
 	half := len(ids) / 2
-	if err := b.halve(ctx, ids[:half], fn); err != nil {
+	if err := b.halve(ctx, g, ids[:half], fn); err != nil {
 		return err
 	}
-	return b.halve(ctx, ids[half:], fn)
+	return b.halve(ctx, g, ids[half:], fn)
+}
+
+// forgetDelete drops an entry of incoming when it is a delete, with what is set aside
+// of its key.
+func (b *batch) forgetDelete(ctx context.Context, id int64) (dropped bool, err error) {
+	b.setAside = true
+	err = b.tx.QueryRow(ctx, `
+		WITH i AS (DELETE FROM pg_temp.incoming WHERE id = $1 AND op = 'd' RETURNING table_id, key, seq),
+		     gone AS (DELETE FROM `+b.db.schema+`.held h USING i WHERE h.table_id = i.table_id AND h.key = i.key AND h.seq <= i.seq)
+		SELECT EXISTS (SELECT FROM i)`, id).Scan(&dropped)
+	return dropped, err
 }
 
 // refusal is why rows cannot be written although PostgreSQL does not say so.
@@ -649,18 +862,21 @@ func refusesRows(err error) bool {
 	if code == "" || code == "55P03" {
 		return false
 	}
+	// Triggers raise codes of their own making, so the others are listed: connection,
+	// transaction, login, resources, operator, system, configuration, internal.
 	switch code[:2] {
-	case "0A", "21", "22", "23", "27", "38", "39", "42", "44", "54", "55", "P0":
-		return true
+	case "08", "25", "26", "28", "2D", "3B", "3D", "40", "53", "57", "58", "F0", "XX":
+		return false
 	}
-	return false
+	return true
 }
 
 // aside moves rows of incoming to the held table.
 func (b *batch) aside(ctx context.Context, state, reason, where string, args ...any) error {
 	b.setAside = true
 	_, err := b.tx.Exec(ctx, `
-		WITH i AS (DELETE FROM pg_temp.incoming i WHERE `+where+` RETURNING seq, table_id, layout_id, op, key, "row")
+		WITH i AS (DELETE FROM pg_temp.incoming i WHERE `+where+` RETURNING seq, table_id, layout_id, op, key, "row"),
+		     older AS (DELETE FROM `+b.db.schema+`.held h USING i WHERE h.table_id = i.table_id AND h.key = i.key AND h.seq < i.seq)
 		INSERT INTO `+b.db.schema+`.held AS h (seq, table_id, layout_id, op, key, "row", state, reason)
 		SELECT seq, table_id, layout_id, op, key, "row", $1, $2 FROM i
 		ON CONFLICT (seq, key) DO UPDATE SET state = excluded.state, reason = excluded.reason`, append([]any{state, reason}, args...)...)
@@ -689,14 +905,27 @@ func (b *batch) upsert(ctx context.Context, tx pgx.Tx, g *group, ids []int64) (i
 		keys = append(keys, row.Ident(name))
 	}
 	tag, err := tx.Exec(ctx, fmt.Sprintf(`
-		INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM pg_temp.incoming i
+		INSERT INTO %s AS t (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM pg_temp.incoming i
 		 WHERE i.table_id = $1 AND i.layout_id = $2 AND i.op IN ('c', 'u') AND ($3::bigint[] IS NULL OR i.id = ANY ($3))
 		ON CONFLICT (%s) %s`, g.target.SQL, strings.Join(columns, ", "), strings.Join(values, ", "), strings.Join(keys, ", "), conflict),
 		g.tableID, g.layoutID, ids)
 	if err != nil {
 		return 0, err
 	}
-	if tag.RowsAffected() != want && len(set) > 0 {
+	if tag.RowsAffected() == want {
+		return want, nil
+	}
+	if len(set) > 0 {
+		return 0, errSwallowed
+	}
+	// Rows of nothing but a key need no update where they are.
+	var missing bool
+	if err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT EXISTS (SELECT FROM pg_temp.incoming i
+		 WHERE i.table_id = $1 AND i.layout_id = $2 AND i.op IN ('c', 'u') AND ($3::bigint[] IS NULL OR i.id = ANY ($3)) AND NOT EXISTS (SELECT FROM %s t WHERE %s))`,
+		g.target.SQL, g.target.Layout.KeyEquals("t", "i.key")), g.tableID, g.layoutID, ids).Scan(&missing); err != nil {
+		return 0, err
+	}
+	if missing {
 		return 0, errSwallowed
 	}
 	return tag.RowsAffected(), nil
@@ -710,7 +939,7 @@ func (b *batch) renumber(ctx context.Context, tx pgx.Tx, g *group, ids []int64) 
 	for i, c := range g.layout.Columns {
 		if t, _ := g.target.Layout.Column(c.Name); t.AlwaysIdentity && !slices.Contains(g.target.Layout.Key, c.Name) {
 			names = append(names, row.Ident(c.Name))
-			differ = append(differ, fmt.Sprintf(`t.%s IS DISTINCT FROM (i."row")[%d]::%s`, row.Ident(c.Name), i+1, t.Type))
+			differ = append(differ, fmt.Sprintf(`t.%s IS DISTINCT FROM %s`, row.Ident(c.Name), t.Read(fmt.Sprintf(`(i."row")[%d]`, i+1))))
 		}
 	}
 	if names == nil {
@@ -745,7 +974,7 @@ func (g *group) assignments() (columns, values, set []string) {
 		t, _ := g.target.Layout.Column(c.Name)
 		name := row.Ident(c.Name)
 		columns = append(columns, name)
-		values = append(values, fmt.Sprintf(`(i."row")[%d]::%s`, i+1, t.Type))
+		values = append(values, t.Read(fmt.Sprintf(`(i."row")[%d]`, i+1)))
 		if !t.AlwaysIdentity {
 			set = append(set, name+" = excluded."+name)
 		}
@@ -785,7 +1014,7 @@ func (b *batch) delete(ctx context.Context, tx pgx.Tx, g *group, ids []int64) (i
 // them or a trigger keeps them, are held as deletes by key.
 func (b *batch) truncate(ctx context.Context, tableID int32, seq int64) error {
 	g := group{tableID: tableID}
-	problem, err := b.resolve(ctx, &g)
+	problem, _, err := b.resolve(ctx, &g)
 	if err != nil {
 		return err
 	}
@@ -842,6 +1071,9 @@ func (b *batch) empty(ctx context.Context, g *group, where string) error {
 // truncateAside quarantines a truncate that has no table to go to. It cannot be
 // retried, because which rows came after it will not be known; it can be skipped.
 func (b *batch) truncateAside(ctx context.Context, tableID int32, seq int64, problem string) error {
+	if err := b.refuse(tableID, 1, problem); err != nil {
+		return err
+	}
 	b.setAside = true
 	_, err := b.tx.Exec(ctx, `
 		INSERT INTO `+b.db.schema+`.held (seq, table_id, op, key, state, reason) VALUES ($1, $2, 't', '{}', 'quarantined', $3)

@@ -15,20 +15,23 @@ import (
 // Classify says of a chunk of staged rows what releasing them would do here, as
 // the table is now. load writes the chunk in COPY's binary form (n, key, row, in
 // the columns of layout); store is given the answer in the same form: request_id,
-// n, effect (i insert, o overwrite, = identical), and for an overwrite the row
-// that is here, in the staged row's columns.
+// n, effect (i insert, o overwrite, = identical, ? not to be told), and for an
+// overwrite the row that is here, in the staged row's columns.
 //
 // Identical means the same text in every column that travels: a value that is
-// equal by its type but spelled otherwise, 1.0 and 1.00, is an overwrite. A row
-// that is identical is given no effect while a change of its key is set aside here,
+// equal by its type but spelled otherwise, 1.0 and 1.00, is an overwrite. Of a row
+// that is identical nothing is told while a change of its key is set aside here,
 // because a retry of that would change the row again.
+//
+// load may be nil: no row is loaded, and none given an effect.
 //
 // at, which store is told, is how far at least the other side's changes had been
 // applied when the rows were looked at: changes above it may change what is identical.
 func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, table string, layout *row.Layout, load func(io.Writer) error, store func(at int64, r io.Reader) error) error {
 	return db.in(ctx, writing, func(tx pgx.Tx) error {
 		var at int64
-		if err := tx.QueryRow(ctx, `SELECT seq FROM `+db.schema+`.applied`).Scan(&at); err != nil {
+		if err := tx.QueryRow(ctx, `
+			SELECT least(seq, (SELECT stopped_at FROM `+db.schema+`.refused WHERE table_id = $1)) FROM `+db.schema+`.applied`, tableID).Scan(&at); err != nil {
 			return db.orNotSetUp(err)
 		}
 		t, err := describe(ctx, tx, table)
@@ -46,20 +49,22 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, tabl
 			CREATE TEMP TABLE IF NOT EXISTS chunk (n bigint, key text[] COLLATE "C", "row" text[] COLLATE "C") ON COMMIT DELETE ROWS`); err != nil {
 			return err
 		}
-		if err := copypipe.Run(load, func(r io.Reader) error {
-			_, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.chunk (n, key, "row") FROM STDIN (FORMAT binary)`)
-			return err
-		}); err != nil {
-			return err
+		if load != nil {
+			if err := copypipe.Run(load, func(r io.Reader) error {
+				_, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.chunk (n, key, "row") FROM STDIN (FORMAT binary)`)
+				return err
+			}); err != nil {
+				return err
+			}
 		}
 		sql := fmt.Sprintf(`COPY (
-			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN h.here = c."row" THEN '=' ELSE 'o' END)::"char",
+			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN h.here <> c."row" THEN 'o'
+			             WHEN EXISTS (SELECT FROM %s.held d WHERE d.table_id = %d AND d.key = c.key) THEN '?' ELSE '=' END)::"char",
 			       CASE WHEN t.tableoid IS NOT NULL AND h.here <> c."row" THEN h.here END
 			  FROM pg_temp.chunk c LEFT JOIN %s t ON %s,
 			       LATERAL (SELECT %s COLLATE "C" AS here) h
-			 WHERE t.tableoid IS NULL OR h.here <> c."row" OR NOT EXISTS (SELECT FROM %s.held d WHERE d.table_id = %d AND d.key = c.key)
 			 ORDER BY c.n) TO STDOUT (FORMAT binary)`,
-			requestID, t.SQL, t.Layout.KeyEquals("t", "c.key"), here, db.schema, tableID)
+			requestID, db.schema, tableID, t.SQL, t.Layout.KeyEquals("t", "c.key"), here)
 		return copypipe.Run(func(w io.Writer) error {
 			_, err := tx.Conn().PgConn().CopyTo(ctx, w, sql)
 			return err

@@ -26,7 +26,7 @@ func (db *DB) Count(ctx context.Context, name string, captured bool, limit time.
 			return err
 		}
 		if captured {
-			if c.Capture, err = db.captureProblem(ctx, tx, c.Table); err != nil {
+			if c.Capture, _, err = db.captureProblem(ctx, tx, c.Table); err != nil {
 				return err
 			}
 		}

@@ -20,10 +20,41 @@ type Table struct {
 	OID        uint32
 	Layout     *row.Layout
 	Partitions []string // quoted names of all partitions at all levels
+	Ancestors  []string // quoted names of the tables it is a partition of
+	Ruled      bool     // it has rules for INSERT or UPDATE
 	// Shape changes when rows may have changed, come or gone without an event of
 	// theirs: a column was altered, a partition attached or detached, the table replaced.
 	Shape   string
 	Problem string // why it cannot be used and what to do; "" when it can
+}
+
+// kinds are the relations that are no tables, in the catalog's letters.
+var kinds = map[string]string{"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence",
+	"i": "an index", "I": "an index", "c": "a composite type", "t": "a TOAST table"}
+
+// Unfit says why a table that is configured like this cannot be synced on a side, or
+// "". all are the site's tables.
+func (t *Table) Unfit(c backfill.Table, side string, all []backfill.Table) string {
+	switch {
+	case t.Problem != "":
+		return t.Problem
+	case t.Ruled && c.Receives(side):
+		return fmt.Sprintf("%s has rules for INSERT or UPDATE, with which rows cannot be written here: drop or disable them, triggers do the same", t.Name)
+	}
+	// The one that was configured first stays.
+	for _, other := range all {
+		if other.ID < c.ID && slices.Contains(t.Ancestors, other.Name) {
+			return fmt.Sprintf("%s is a partition of %s, which is configured and sends the rows of all its partitions", t.Name, other.Name)
+		}
+		if other.ID < c.ID && slices.Contains(t.Partitions, other.Name) {
+			return fmt.Sprintf("%s, a partition of %s, is configured: remove it first, the whole table sends its rows", other.Name, t.Name)
+		}
+	}
+	if len(t.Ancestors) > 0 && c.Captures(side) {
+		root := t.Ancestors[len(t.Ancestors)-1]
+		return fmt.Sprintf("%s is a partition of %s, and what is written through that is not captured here: configure %[2]s", t.Name, root)
+	}
+	return ""
 }
 
 // Describe reads a table's shape. A table that cannot be used, or is not there,
@@ -42,20 +73,25 @@ func describe(ctx context.Context, tx pgx.Tx, name string) (*Table, error) {
 		return nil, err
 	}
 	t := &Table{Name: parsed, SQL: row.Ident(parsed.Schema, parsed.Name)}
-	var kind, persistence string
-	var inherits, readable, hidden bool
+	var kind, persistence, role string
+	var system, ours, inherits, foreign, readable, hidden bool
 	err = tx.QueryRow(ctx, `
 		SELECT c.oid, c.relkind::text, c.relpersistence::text,
+		       n.nspname ~ '^(pg_catalog|pg_toast|information_schema)$', coalesce(obj_description(n.oid, 'pg_namespace') LIKE 'Backfill: site %', false),
 		       EXISTS (SELECT FROM pg_inherits i JOIN pg_class k ON k.oid = i.inhrelid
 		                WHERE (i.inhrelid = c.oid OR i.inhparent = c.oid) AND NOT k.relispartition),
-		       has_table_privilege(c.oid, 'SELECT'),
+		       EXISTS (SELECT FROM pg_partition_tree(c.oid) p JOIN pg_class k ON k.oid = p.relid WHERE k.relkind = 'f'),
+		       ARRAY(SELECT format('%I.%I', s.nspname, k.relname) FROM pg_partition_ancestors(c.oid) p JOIN pg_class k ON k.oid = p.relid
+		               JOIN pg_namespace s ON s.oid = k.relnamespace WHERE k.oid <> c.oid),
+		       EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_type IN ('2', '3') AND w.ev_enabled <> 'D'),
+		       quote_ident(current_user), has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
 		       CASE WHEN c.relrowsecurity THEN row_security_active_for_us.active ELSE false END
 		  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace,
 		       -- row_security is off here, so ask by rights: owner unless forced, superuser, BYPASSRLS
 		       LATERAL (SELECT NOT (r.rolsuper OR r.rolbypassrls OR NOT c.relforcerowsecurity AND pg_has_role(c.relowner, 'USAGE')) AS active
 		                  FROM pg_roles r WHERE r.rolname = current_user) row_security_active_for_us
 		 WHERE n.nspname = $1 AND c.relname = $2`, parsed.Schema, parsed.Name).
-		Scan(&t.OID, &kind, &persistence, &inherits, &readable, &hidden)
+		Scan(&t.OID, &kind, &persistence, &system, &ours, &inherits, &foreign, &t.Ancestors, &t.Ruled, &role, &readable, &hidden)
 	if errors.Is(err, pgx.ErrNoRows) {
 		t.Problem = fmt.Sprintf("there is no table %s: create it, or check how its name is written", parsed)
 		return t, nil
@@ -64,14 +100,21 @@ func describe(ctx context.Context, tx pgx.Tx, name string) (*Table, error) {
 		return nil, err
 	}
 	switch {
+	case system:
+		t.Problem = fmt.Sprintf("%s is one of PostgreSQL's own tables: they are not synced", parsed)
+	case ours:
+		t.Problem = fmt.Sprintf("%s is one of Backfill's own tables: they are not synced", parsed)
 	case kind != "r" && kind != "p":
-		t.Problem = fmt.Sprintf("%s is no ordinary or partitioned table: name the table behind it", parsed)
+		t.Problem = fmt.Sprintf("%s is %s, no ordinary or partitioned table: name the table behind it", parsed, kinds[kind])
+	case foreign:
+		t.Problem = fmt.Sprintf("%s has a partition that is a foreign table, whose changes cannot be captured: detach it, or sync the other partitions' tables by themselves", parsed)
 	case persistence == "t":
 		t.Problem = fmt.Sprintf("%s is a temporary table", parsed)
 	case inherits:
 		t.Problem = fmt.Sprintf("%s takes part in inheritance, where a row can be in two tables: use partitioning, or sync each table by itself", parsed)
 	case !readable:
-		t.Problem = fmt.Sprintf("the agent's role may not read %s: grant it SELECT, or run backfill setup as the owner", parsed)
+		t.Problem = fmt.Sprintf("the agent's role %s may not read %s: as the owner run GRANT USAGE ON SCHEMA %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s; or backfill setup with --table %s",
+			role, parsed, row.Ident(parsed.Schema), role, t.SQL, role, parsed)
 	case hidden:
 		t.Problem = fmt.Sprintf("row security of %s hides rows from the agent's role: give the role BYPASSRLS, or let the table's owner run the agent", parsed)
 	}
@@ -81,8 +124,12 @@ func describe(ctx context.Context, tx pgx.Tx, name string) (*Table, error) {
 	if t.Layout, err = layout(ctx, tx, t.OID); err != nil {
 		return nil, err
 	}
+	unusable, err := key(ctx, tx, t.OID, t.Layout)
+	if err != nil {
+		return nil, err
+	}
 	if t.Layout.Key == nil {
-		t.Problem = fmt.Sprintf("%s has no usable key: add a primary key, or a unique index over NOT NULL columns that is neither partial, deferrable nor over expressions or reg* types", parsed)
+		t.Problem = fmt.Sprintf("%s has no usable key%s: add a primary key, or a unique index over NOT NULL columns that is neither partial, deferrable nor over expressions or reg* types", parsed, unusable)
 		return t, nil
 	}
 	if kind == "p" {
@@ -119,9 +166,14 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 		       a.attidentity = 'a',
 		       coalesce((SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e WHERE e.enumtypid = t.oid), '{}'),
 		       EXISTS (SELECT FROM pg_cast c WHERE c.castsource = t.oid AND c.casttarget = 'text'::regtype AND c.castmethod = 'f'),
+		       -- the first of these that is not read by a function of its own
+		       coalesce((SELECT nullif(v.via, 'text') FROM unnest(ARRAY['text', 'varchar', 'bpchar']) WITH ORDINALITY v (via, n)
+		                  WHERE NOT EXISTS (SELECT FROM pg_cast c WHERE c.castsource = v.via::regtype AND c.casttarget = t.oid AND c.castmethod = 'f') ORDER BY v.n LIMIT 1), ''),
+		       t.oid = '"char"'::regtype,
 		       coalesce((SELECT quote_ident(n.nspname) || '.' || quote_ident(c.collname) FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
-		                  WHERE c.oid = a.attcollation AND c.collname <> 'default'), '')
+		                  WHERE c.oid = a.attcollation AND (c.collname <> 'default' OR a.attcollation <> d.typcollation)), '')
 		  FROM pg_attribute a
+		  JOIN pg_type d ON d.oid = a.atttypid
 		  JOIN base b ON b.attnum = a.attnum JOIN pg_type t ON t.oid = b.typ AND t.typtype <> 'd'
 		 WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 		 ORDER BY a.attnum`, oid)
@@ -129,39 +181,78 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 		return nil, err
 	}
 	l.Columns, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (c row.Column, err error) {
-		err = r.Scan(&c.Name, &c.Type, &c.Declared, &c.AlwaysIdentity, &c.Labels, &c.Function, &c.Collation)
+		err = r.Scan(&c.Name, &c.Type, &c.Declared, &c.AlwaysIdentity, &c.Labels, &c.Function, &c.Via, &c.Byte, &c.Collation)
 		if len(c.Labels) == 0 {
 			c.Labels = nil
 		}
 		return c, err
 	})
+	return &l, err
+}
+
+// key finds the key of a table for its layout, whose Key stays nil when there is
+// none; unusable then says what keeps each unique index from being one.
+func key(ctx context.Context, tx pgx.Tx, oid uint32, l *row.Layout) (unusable string, err error) {
+	// A column's equality must be the index's own: else two rows that the index tells
+	// apart could be one key, and a walk would skip one of them.
+	rows, err := tx.Query(ctx, `
+		SELECT i.indexrelid, i.indexrelid::regclass::text, coalesce(CASE
+		           WHEN NOT i.indisvalid THEN 'is not valid' WHEN NOT i.indimmediate THEN 'is deferrable' WHEN i.indpred IS NOT NULL THEN 'is partial'
+		           WHEN i.indexprs IS NOT NULL THEN 'is over an expression' ELSE (
+		       SELECT format(CASE WHEN NOT a.attnotnull THEN 'has column %1$I, which may be NULL' WHEN a.attgenerated <> '' THEN 'has column %1$I, which is generated'
+		                WHEN EXISTS (WITH RECURSIVE part (typ) AS (
+		                        SELECT a.atttypid UNION SELECT u.typ FROM part p JOIN pg_type t ON t.oid = p.typ, LATERAL (
+		                            SELECT t.typbasetype UNION SELECT t.typelem UNION SELECT c.atttypid FROM pg_attribute c WHERE c.attrelid = t.typrelid AND c.attnum > 0
+		                            UNION SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) u (typ) WHERE u.typ <> 0)
+		                    SELECT FROM part p JOIN pg_type t ON t.oid = p.typ WHERE t.typname LIKE 'reg%' AND t.typnamespace = 'pg_catalog'::regnamespace)
+		                THEN 'has column %1$I, whose reg* type is written as a name that can change'
+		                WHEN i.indcollation[k] <> a.attcollation AND EXISTS (SELECT FROM pg_collation c WHERE c.oid IN (i.indcollation[k], a.attcollation) AND NOT c.collisdeterministic)
+		                THEN 'has column %1$I under a collation that holds other values for equal than the column''s'
+		                WHEN NOT EXISTS (SELECT FROM pg_opclass o JOIN pg_amop m ON m.amopfamily = o.opcfamily AND m.amoplefttype = o.opcintype AND m.amoprighttype = o.opcintype AND m.amopstrategy = 3
+		                                   JOIN pg_opclass x ON x.oid = i.indclass[k] AND x.opcintype = o.opcintype AND x.opcmethod = o.opcmethod
+		                                   JOIN pg_amop y ON y.amopfamily = x.opcfamily AND y.amopstrategy = 3 AND y.amopopr = m.amopopr WHERE o.opcdefault)
+		                THEN 'has column %1$I with an equality that is not its type''s' END, a.attname) AS why
+		         FROM generate_series(0, i.indnkeyatts - 1) k JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k]
+		        ORDER BY why LIMIT 1) END, '')
+		  FROM pg_index i WHERE i.indrelid = $1::oid AND i.indisunique ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid`, oid)
 	if err != nil {
-		return nil, err
+		return "", err
+	}
+	var index, best uint32
+	var name, why string
+	_, err = pgx.ForEachRow(rows, []any{&index, &name, &why}, func() error {
+		switch {
+		case why != "":
+			unusable += "; " + name + " " + why
+		case best == 0:
+			best = index
+		}
+		return nil
+	})
+	if err != nil || best == 0 {
+		if unusable != "" {
+			unusable = " (" + unusable[2:] + ")"
+		}
+		return unusable, err
 	}
 	rows, err = tx.Query(ctx, `
-		WITH best AS (
-		    SELECT i.indexrelid, i.indkey, i.indclass, i.indnkeyatts FROM pg_index i
-		     WHERE i.indrelid = $1::oid AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
-		       AND NOT EXISTS (SELECT FROM generate_series(0, i.indnkeyatts - 1) k
-		                         JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k] JOIN pg_type t ON t.oid = a.atttypid
-		                        WHERE NOT a.attnotnull OR a.attgenerated <> '' OR t.typname LIKE 'reg%' AND t.typnamespace = 'pg_catalog'::regnamespace)
-		     ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid LIMIT 1)
+		WITH best AS (SELECT indrelid, indkey, indclass, indnkeyatts FROM pg_index WHERE indexrelid = $1::oid)
 		SELECT a.attname::text,
 		       CASE WHEN n.nspname <> 'pg_catalog' THEN quote_ident(n.nspname) ELSE '' END,
 		       ARRAY(SELECT x.oprname::text FROM pg_amop y JOIN pg_operator x ON x.oid = y.amopopr
 		              WHERE y.amopfamily = o.opcfamily AND y.amoplefttype = o.opcintype AND y.amoprighttype = o.opcintype AND y.amoppurpose = 's' ORDER BY y.amopstrategy)
 		  FROM best CROSS JOIN generate_series(0, best.indnkeyatts - 1) k
-		  JOIN pg_attribute a ON a.attrelid = $1::oid AND a.attnum = best.indkey[k]
+		  JOIN pg_attribute a ON a.attrelid = best.indrelid AND a.attnum = best.indkey[k]
 		  JOIN pg_opclass i ON i.oid = best.indclass[k]
 		  -- the type's default operators, which ORDER BY uses, be the index of another class
 		  JOIN pg_opclass o ON o.opcmethod = i.opcmethod AND o.opcintype = i.opcintype AND o.opcdefault
 		  JOIN pg_amop m ON m.amopfamily = o.opcfamily AND m.amoplefttype = o.opcintype AND m.amoprighttype = o.opcintype AND m.amopstrategy = 3
 		  JOIN pg_operator p ON p.oid = m.amopopr JOIN pg_namespace n ON n.oid = p.oprnamespace
-		 ORDER BY k`, oid)
+		 ORDER BY k`, best)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	var name, operators string
+	var operators string
 	var comparisons []string
 	_, err = pgx.ForEachRow(rows, []any{&name, &operators, &comparisons}, func() error {
 		l.Key = append(l.Key, name)
@@ -175,7 +266,7 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 		}
 		return nil
 	})
-	return &l, err
+	return "", err
 }
 
 // KeyTypes lists the declared types of a layout's key columns.
@@ -189,48 +280,6 @@ func KeyTypes(l *row.Layout) []string {
 
 // Relations is the table and its partitions, quoted.
 func (t *Table) Relations() []string { return append([]string{t.SQL}, t.Partitions...) }
-
-// Identity is the cluster and timeline a side runs on.
-type Identity struct{ System, Timeline string }
-
-// Identity reads the cluster's system identifier, which a failover keeps, and the
-// timeline, which it changes; the timeline comes from the WAL's present position,
-// because the last checkpoint lags behind a promotion.
-func (db *DB) Identity(ctx context.Context) (id Identity, err error) {
-	err = db.in(ctx, reading, func(tx pgx.Tx) error {
-		id, err = identity(ctx, tx)
-		return err
-	})
-	return id, err
-}
-
-func identity(ctx context.Context, tx pgx.Tx) (id Identity, err error) {
-	err = tx.QueryRow(ctx, `
-		SELECT (SELECT system_identifier::text FROM pg_control_system()), substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)`).
-		Scan(&id.System, &id.Timeline)
-	return id, err
-}
-
-// Meet says which cluster and timeline the side was found on, and found right. From
-// then on nothing is read on another: a new connection can lead elsewhere.
-func (db *DB) Meet(id Identity) { db.met.Store(&id) }
-
-// same fails when a transaction runs elsewhere than where the side was met.
-func (db *DB) same(ctx context.Context, tx pgx.Tx) error {
-	met := db.met.Load()
-	if met == nil {
-		return nil
-	}
-	now, err := identity(ctx, tx)
-	if err != nil {
-		return err
-	}
-	if now != *met {
-		return backfill.Errorf(backfill.Refused, "%s has become another cluster or timeline (system %s timeline %s, was %s timeline %s)",
-			db.Side, now.System, now.Timeline, met.System, met.Timeline)
-	}
-	return nil
-}
 
 // ProposeOrder sorts tables so that parents come before children by the foreign
 // keys between them; tables of a cycle keep the order given.

@@ -88,7 +88,7 @@ func (b *batch) holdOrphansOf(ctx context.Context, groups []group, g *group, fk 
 		t, _ := g.target.Layout.Column(column)
 		value := fmt.Sprintf(`(i."row")[%d]`, at)
 		missing = append(missing, value+" IS NOT NULL")
-		values = append(values, value+"::"+t.Type)
+		values = append(values, t.Read(value))
 		inTable = append(inTable, "p."+row.Ident(fk.Refs[n])+" "+fk.Operators[n]+" "+values[n])
 	}
 	missing = append(missing, fmt.Sprintf("NOT EXISTS (SELECT FROM %s p WHERE %s)", fk.ParentSQL, strings.Join(inTable, " AND ")))
@@ -104,7 +104,7 @@ func (b *batch) holdOrphansOf(ctx context.Context, groups []group, g *group, fk 
 				beside = append(beside, "false")
 				break
 			}
-			beside = append(beside, fmt.Sprintf(`(j."row")[%d]::%s %s %s`, at, t.Type, fk.Operators[n], values[n]))
+			beside = append(beside, t.Read(fmt.Sprintf(`(j."row")[%d]`, at))+" "+fk.Operators[n]+" "+values[n])
 		}
 		missing = append(missing, "NOT EXISTS (SELECT FROM pg_temp.incoming j WHERE "+strings.Join(beside, " AND ")+")")
 	}

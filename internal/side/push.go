@@ -19,6 +19,7 @@ type Outbox struct {
 	Snapshot string
 	Batch    int64  // the number of the last push whose records were deleted here
 	Nonce    string // and its nonce
+	Epoch    int
 	Seqs     []int64
 	Tables   []OutboxTable
 	// Unread names tables that have records left: more than fit, or the table could
@@ -35,8 +36,10 @@ type OutboxTable struct {
 	*Table
 	Truncated bool   // a truncate of the whole table is among the records
 	Gap       bool   // so is one of a partition, or a write whose keys could not be recorded
+	GapXID    uint64 // the transaction of the newest of those, 0 when it is not known
 	Keys      bool   // keys are among them
 	Capture   string // what is wrong with capture, "" when it is healthy
+	otherKey  bool   // the records' keys are not those of the table's key now
 }
 
 // Pending is what waits in the outbox.
@@ -58,21 +61,16 @@ func (db *DB) Pending(ctx context.Context, limit int, except []string) (p Pendin
 	return p, db.orNotSetUp(err)
 }
 
-func (db *DB) orNotSetUp(err error) error {
-	if code := SQLState(err); code == "42P01" || code == "3F000" {
-		return backfill.Errorf(backfill.Refused, "side %s of site %s is not set up: run backfill setup --site %s --side %s", db.Side, db.Site, db.Site, db.Side)
-	}
-	return err
-}
-
 // ReadOutbox reads up to limit records of the given tables, oldest first, and
 // hands them to fn together with the means to copy the current rows of their keys,
 // all under one snapshot. Tables are locked (ACCESS SHARE) before that snapshot is
 // taken. The transaction is read-only and so owns no transaction id: a snapshot
 // hides its own, and two reads would then compare equal. When ReadOutbox returns
-// without error, no crash of the server can take back what fn has read.
-func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn func(*Outbox) error) error {
-	return db.in(ctx, reading, func(tx pgx.Tx) error {
+// without error, no crash of the server can take back what fn has read; reads is the
+// number of that read, 0 when there were no records.
+func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn func(*Outbox) error) (reads int64, err error) {
+	as := db.met.Load()
+	err = db.in(ctx, reading, func(tx pgx.Tx) error {
 		o := &Outbox{tx: tx, db: db, Unread: map[string]string{}}
 		var readable []string
 		for _, name := range tables {
@@ -85,11 +83,11 @@ func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn fun
 			}
 			readable = append(readable, name)
 		}
-		if err := tx.QueryRow(ctx, `SELECT pg_current_snapshot()::text, batch, nonce FROM `+db.schema+`.pushed`).
-			Scan(&o.Snapshot, &o.Batch, &o.Nonce); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT pg_current_snapshot()::text, epoch, batch, nonce FROM `+db.schema+`.pushed`).
+			Scan(&o.Snapshot, &o.Epoch, &o.Batch, &o.Nonce); err != nil {
 			return db.orNotSetUp(err)
 		}
-		if err := db.same(ctx, tx); err != nil {
+		if err := db.same(ctx, tx, as); err != nil {
 			return err
 		}
 		for _, name := range readable {
@@ -101,11 +99,11 @@ func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn fun
 				o.Unread[name] = t.Problem
 				continue
 			}
-			capture, err := db.captureProblem(ctx, tx, t)
+			capture, otherKey, err := db.captureProblem(ctx, tx, t)
 			if err != nil {
 				return err
 			}
-			o.Tables = append(o.Tables, OutboxTable{Table: t, Capture: capture})
+			o.Tables = append(o.Tables, OutboxTable{Table: t, Capture: capture, otherKey: otherKey})
 		}
 		if err := o.records(ctx, limit); err != nil {
 			return err
@@ -113,8 +111,10 @@ func (db *DB) ReadOutbox(ctx context.Context, tables []string, limit int, fn fun
 		if err := fn(o); err != nil || len(o.Seqs) == 0 {
 			return err
 		}
-		return db.beat(ctx)
+		reads, err = db.beat(ctx, as)
+		return err
 	})
+	return reads, err
 }
 
 // tryLock locks a table in a savepoint, so that one table in the way, or gone,
@@ -131,40 +131,59 @@ func tryLock(ctx context.Context, tx pgx.Tx, name string) error {
 
 // records takes a prefix by seq of the tables' records. Deleting them later goes
 // by their exact numbers: a lower number can become visible after a higher one.
+// A truncate of a root is not torn from those of its partitions, which are recorded
+// right after it: alone they would look like truncates of partitions only.
 func (o *Outbox) records(ctx context.Context, limit int) error {
 	var names []string
+	more := 1
 	for _, t := range o.Tables {
 		names = append(names, t.Name.String())
+		more += len(t.Relations())
 	}
-	rows, err := o.tx.Query(ctx, `SELECT seq, tbl, op::text FROM `+o.db.schema+`.outbox WHERE tbl = ANY ($1) ORDER BY seq LIMIT $2`, names, limit+1)
+	rows, err := o.tx.Query(ctx, `SELECT seq, tbl, op::text, CASE op WHEN 'g' THEN coalesce(key[1], '0') ELSE '0' END::bigint FROM `+o.db.schema+`.outbox WHERE tbl = ANY ($1) ORDER BY seq LIMIT $2`, names, limit+more)
 	if err != nil {
 		return err
 	}
-	var seq int64
-	var name, op string
-	var lastTruncate = map[string]bool{} // the table's previous record was a truncate
-	_, err = pgx.ForEachRow(rows, []any{&seq, &name, &op}, func() error {
-		if len(o.Seqs) == limit {
-			for _, n := range names {
-				o.Unread[n] = ""
-			}
-			return nil
+	type record struct {
+		Seq  int64
+		Name string
+		Op   string
+		XID  uint64
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[record])
+	if err != nil {
+		return err
+	}
+	take := min(limit, len(all))
+	truncating := map[string]bool{} // the table's previous record was a truncate of the root, or of a partition with it
+	for i, r := range all {
+		if truncating[r.Name] = r.Op == "t" || r.Op == "g" && truncating[r.Name]; truncating[r.Name] && r.Op == "g" {
+			take = max(take, i+1)
 		}
-		o.Seqs, o.cut = append(o.Seqs, seq), seq
-		t := &o.Tables[slices.Index(names, name)]
-		switch op {
+	}
+	if take < len(all) {
+		for _, n := range names {
+			o.Unread[n] = ""
+		}
+	}
+	clear(truncating)
+	for _, r := range all[:take] {
+		o.Seqs, o.cut = append(o.Seqs, r.Seq), r.Seq
+		t := &o.Tables[slices.Index(names, r.Name)]
+		switch r.Op {
 		case "t":
 			t.Truncated = true
 		case "g":
-			// Truncating the root fires its partitions' triggers right after its own.
-			t.Gap = t.Gap || !lastTruncate[name]
+			if !truncating[r.Name] {
+				t.Gap, t.GapXID = true, max(t.GapXID, r.XID)
+			}
 		default:
-			t.Keys = true
+			// Keys of another key would be taken for those of deleted rows.
+			t.Keys, t.Gap = !t.otherKey, t.Gap || t.otherKey
 		}
-		lastTruncate[name] = op == "t" || op == "g" && lastTruncate[name]
-		return nil
-	})
-	return err
+		truncating[r.Name] = r.Op == "t" || r.Op == "g" && truncating[r.Name]
+	}
+	return nil
 }
 
 // Rules say what of a table's changes is sent.
@@ -189,11 +208,11 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 	sql := s.Replace(`COPY (
 		WITH k AS MATERIALIZED (
 		    SELECT key COLLATE "C" AS key, bool_or(op = 'c') AS created, bool_or(op = 'u') AS updated
-		      FROM {outbox} WHERE tbl = {tbl} AND seq <= {cut} AND key IS NOT NULL GROUP BY 1),
+		      FROM {outbox} WHERE tbl = {tbl} AND seq <= {cut} AND op NOT IN ('t', 'g') GROUP BY 1),
 		j AS MATERIALIZED (
 		    SELECT k.*, t.tableoid IS NOT NULL AS found, CASE WHEN t.tableoid IS NOT NULL THEN {livekey} END COLLATE "C" AS livekey,
 		           CASE WHEN t.tableoid IS NOT NULL THEN {liverow} END AS liverow,
-		           NOT (created AND {create} OR updated AND {update} OR {create} AND {update} AND {delete}) AS off
+		           NOT (k.created AND {create} OR k.updated AND {update} OR {create} AND {update} AND {delete}) AS off
 		      FROM k LEFT JOIN {table} t ON {on})
 		SELECT {entry}, (CASE WHEN NOT found THEN 'd' WHEN livekey <> key THEN 'm' WHEN created THEN 'c' ELSE 'u' END)::"char",
 		       CASE WHEN NOT found THEN NOT {delete} WHEN livekey <> key THEN NOT ({create} OR {update}) ELSE off END,

@@ -15,7 +15,7 @@ import (
 
 // read reads the outbox, and the rows of all its keys.
 func read(t *testing.T, db *side.DB, tables ...string) (seqs []int64, bytesRead int, unread map[string]string, err error) {
-	err = db.ReadOutbox(t.Context(), tables, 1000, func(o *side.Outbox) error {
+	_, err = db.ReadOutbox(t.Context(), tables, 1000, func(o *side.Outbox) error {
 		seqs, unread = o.Seqs, o.Unread
 		for _, table := range o.Tables {
 			var rows bytes.Buffer
@@ -53,7 +53,7 @@ func TestGuarantee2_TheTableIsLockedBeforeTheSnapshot(t *testing.T) {
 				} else {
 					var rows bytes.Buffer
 					// The shape is another: what counts is that it is seen, not an empty page.
-					a.err = p.From.CopyPage(t.Context(), side.Page{Table: "public.t", Layout: before.Layout, Shape: before.Shape, UpTo: backfill.Key{"10"}, Limit: 100}, &rows)
+					_, a.err = p.From.CopyPage(t.Context(), side.Page{Table: "public.t", Layout: before.Layout, Shape: before.Shape, UpTo: backfill.Key{"10"}, Limit: 100}, &rows)
 					a.rows = bytes.Count(rows.Bytes(), []byte("payload"))
 				}
 				done <- a
@@ -84,7 +84,8 @@ func TestGuarantee2_APageAfterATruncateItWaitedFor(t *testing.T) {
 	done := make(chan error, 1)
 	var rows bytes.Buffer
 	go func() {
-		done <- p.From.CopyPage(t.Context(), side.Page{Table: "public.t", Layout: d.Layout, Shape: d.Shape, UpTo: backfill.Key{"10"}, Limit: 100}, &rows)
+		_, err := p.From.CopyPage(t.Context(), side.Page{Table: "public.t", Layout: d.Layout, Shape: d.Shape, UpTo: backfill.Key{"10"}, Limit: 100}, &rows)
+		done <- err
 	}()
 	testkit.Eventually(t, "the page waits for the table", func() bool { return testkit.LockWaiters(t, p.S) == 1 })
 	testkit.Exec(t, other, `COMMIT`)
@@ -98,12 +99,13 @@ func TestReadsOwnNoTransactionID(t *testing.T) {
 	t.Parallel()
 	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY)`, "public.t")
 	testkit.Exec(t, p.S, `INSERT INTO t VALUES (1)`)
-	require.NoError(t, p.From.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
+	_, err := p.From.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
 		require.NoError(t, o.CopyEntries(t.Context(), o.Tables[0], 1, 1, 1, side.Rules{Create: true, Update: true, Delete: true}, io.Discard))
 		require.Zero(t, testkit.Value[int](t, p.S, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backfill-agent' AND datname = current_database() AND backend_xid IS NOT NULL`))
 		require.Equal(t, 1, testkit.Value[int](t, p.S, `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'backfill-agent' AND datname = current_database() AND xact_start IS NOT NULL AND state = 'idle in transaction'`))
 		return nil
-	}))
+	})
+	require.NoError(t, err)
 }
 
 // A push reads all of its tables' records up to a number, or all there are.
@@ -124,11 +126,12 @@ func TestAPushReadsAPrefix(t *testing.T) {
 	require.Equal(t, []string{"1", "2"}, testkit.Strings(t, p.S, `SELECT seq::text FROM backfill_maple_school.outbox ORDER BY seq`), "what was not read stays")
 
 	testkit.Exec(t, p.S, `INSERT INTO b VALUES (5)`)
-	require.NoError(t, p.From.ReadOutbox(t.Context(), tables, 2, func(o *side.Outbox) error {
+	_, err = p.From.ReadOutbox(t.Context(), tables, 2, func(o *side.Outbox) error {
 		require.Equal(t, []int64{1, 2}, o.Seqs)
 		require.Len(t, o.Unread, 2)
 		return nil
-	}))
+	})
+	require.NoError(t, err)
 	pending, err := p.From.Pending(t.Context(), 10, nil)
 	require.NoError(t, err)
 	require.Equal(t, side.Pending{Tables: []string{"public.a", "public.b"}, Last: 5, All: true}, pending)
@@ -172,13 +175,13 @@ func TestGuarantee2_HiddenRowsAreNotTakenForDeletes(t *testing.T) {
 
 	// Enabled between the description and the read, it is PostgreSQL that refuses.
 	testkit.Exec(t, p.S, `ALTER TABLE t DISABLE ROW LEVEL SECURITY`)
-	err = db.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
+	_, err = db.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
 		o.Tables[0].SQL = "public.hidden"
 		return o.CopyEntries(t.Context(), o.Tables[0], 1, 1, 1, side.Rules{Create: true, Update: true, Delete: true}, io.Discard)
 	})
 	require.Error(t, err)
 	testkit.Exec(t, p.S, `CREATE TABLE hidden (id int PRIMARY KEY, v text); ALTER TABLE hidden ENABLE ROW LEVEL SECURITY; GRANT SELECT ON hidden TO `+role)
-	err = db.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
+	_, err = db.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(o *side.Outbox) error {
 		o.Tables[0].SQL = "public.hidden"
 		return o.CopyEntries(t.Context(), o.Tables[0], 1, 1, 1, side.Rules{Create: true, Update: true, Delete: true}, io.Discard)
 	})
@@ -204,12 +207,23 @@ func TestTablesThatCannotBeUsed(t *testing.T) {
 		CREATE TABLE nokey (id int); CREATE TABLE nullable (id int UNIQUE); CREATE TABLE partial (id int NOT NULL); CREATE UNIQUE INDEX ON partial (id) WHERE id > 0;
 		CREATE TABLE expression (id int NOT NULL); CREATE UNIQUE INDEX ON expression ((id + 1)); CREATE TABLE late (id int PRIMARY KEY DEFERRABLE);
 		CREATE TABLE reg (id regclass PRIMARY KEY); CREATE TABLE base (id int PRIMARY KEY); CREATE TABLE heir () INHERITS (base); CREATE VIEW v AS SELECT * FROM base;
-		CREATE MATERIALIZED VIEW mv AS SELECT * FROM base; CREATE TABLE good (a int NOT NULL, b int NOT NULL, c int, UNIQUE (a, b), UNIQUE (c)); CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY)`)
+		CREATE MATERIALIZED VIEW mv AS SELECT * FROM base; CREATE TABLE good (a int NOT NULL, b int NOT NULL, c int, UNIQUE (a, b), UNIQUE (c)); CREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY);
+		CREATE DOMAIN named AS regclass; CREATE TYPE about AS (what named, n int); CREATE TABLE regs (id about PRIMARY KEY); CREATE TABLE reg_list (id regtype[] PRIMARY KEY);
+		CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false); CREATE TABLE cased (id text COLLATE ci NOT NULL); CREATE UNIQUE INDEX ON cased (id COLLATE "C");
+		CREATE TABLE made (id int, twice int GENERATED ALWAYS AS (id * 2) STORED UNIQUE NOT NULL); CREATE SEQUENCE seq; CREATE TEMP TABLE short (id int PRIMARY KEY);
+		CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw; CREATE FOREIGN TABLE far (id int) SERVER files OPTIONS (filename '/dev/null');
+		CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (id);
+		CREATE TABLE leaf PARTITION OF parted_1 FOR VALUES FROM (0) TO (5); CREATE TABLE halves (id int) PARTITION BY RANGE (id); CREATE FOREIGN TABLE half PARTITION OF halves FOR VALUES FROM (0) TO (9) SERVER files OPTIONS (filename '/dev/null');
+		CREATE TABLE ruled (id int PRIMARY KEY); CREATE RULE nothing AS ON INSERT TO ruled DO INSTEAD NOTHING`)
 	for table, want := range map[string]string{
-		"nokey": "no usable key", "nullable": "no usable key", "partial": "no usable key", "expression": "no usable key", "late": "no usable key", "reg": "no usable key",
-		"base": "inheritance", "heir": "inheritance", "v": "no ordinary", "mv": "no ordinary", "missing": "no table", "good": "", "unlogged": "",
+		"public.nokey": "no usable key: add a primary key", "public.nullable": "no usable key (public.nullable_id_key has column id, which may be NULL)", "public.partial": "public.partial_id_idx is partial",
+		"public.expression": "public.expression_expr_idx is over an expression", "public.late": "public.late_pkey is deferrable", "public.reg": "reg* type", "public.regs": "reg* type", "public.reg_list": "reg* type",
+		"public.cased": "under a collation that holds other values for equal", "public.made": "has column twice, which is generated", "public.base": "inheritance", "public.heir": "inheritance",
+		"public.v": "is a view, no ordinary", "public.mv": "is a materialized view, no ordinary", "public.far": "is a foreign table, no ordinary", "public.seq": "is a sequence", "public.missing": "no table", "public.halves": "partition that is a foreign table",
+		"pg_catalog.pg_class": "PostgreSQL's own", "information_schema.sql_features": "PostgreSQL's own", "backfill_maple_school.outbox": "Backfill's own", "public.good": "", "public.unlogged": "", "public.parted": "",
+		testkit.Value[string](t, p.S, `SELECT pg_my_temp_schema()::regnamespace::text`) + ".short": "temporary",
 	} {
-		d, err := p.From.Describe(t.Context(), "public."+table)
+		d, err := p.From.Describe(t.Context(), table)
 		require.NoError(t, err)
 		if want == "" {
 			require.Empty(t, d.Problem)
@@ -220,6 +234,34 @@ func TestTablesThatCannotBeUsed(t *testing.T) {
 	d, err := p.From.Describe(t.Context(), "public.good")
 	require.NoError(t, err)
 	require.Equal(t, []string{"a", "b"}, d.Layout.Key)
+
+	// Some depend on what is asked of them, and on the tables beside them.
+	at := func(id int32, name, from string) backfill.Table {
+		return backfill.Table{ID: id, Name: "public." + name, CapturedFrom: []string{from}}
+	}
+	for _, c := range []struct {
+		table  backfill.Table
+		beside []backfill.Table
+		want   string
+	}{
+		{at(1, "ruled", testkit.Source), nil, ""},
+		{at(1, "ruled", testkit.Receiver), nil, "rules for INSERT or UPDATE"},
+		{at(1, "leaf", testkit.Source), nil, "public.leaf is a partition of public.parted, and what is written through that is not captured here: configure public.parted"},
+		{at(1, "leaf", testkit.Receiver), nil, ""},
+		{at(2, "leaf", testkit.Source), []backfill.Table{at(1, "parted", testkit.Source)}, "public.leaf is a partition of public.parted, which is configured"},
+		{at(2, "leaf", testkit.Receiver), []backfill.Table{at(1, "parted_1", testkit.Receiver)}, "public.leaf is a partition of public.parted_1, which is configured"},
+		{at(2, "parted", testkit.Receiver), []backfill.Table{at(1, "leaf", testkit.Receiver)}, "public.leaf, a partition of public.parted, is configured: remove it first"},
+		{at(1, "parted", testkit.Source), []backfill.Table{at(2, "leaf", testkit.Source)}, ""}, // the one that came later is in the way
+	} {
+		d, err := p.From.Describe(t.Context(), c.table.Name)
+		require.NoError(t, err)
+		problem := d.Unfit(c.table, testkit.Source, append(c.beside, c.table))
+		if c.want == "" {
+			require.Empty(t, problem)
+		} else {
+			require.Contains(t, problem, c.want)
+		}
+	}
 }
 
 // On another cluster or timeline than the one it was met on, nothing is read.
@@ -227,13 +269,14 @@ func TestReadsStopOnAnotherCluster(t *testing.T) {
 	t.Parallel()
 	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY)`, "public.t")
 	testkit.Exec(t, p.S, `INSERT INTO t VALUES (1)`)
-	id, err := p.From.Identity(t.Context())
+	now, err := p.From.Standing(t.Context())
 	require.NoError(t, err)
-	p.From.Meet(id)
+	id := now.Identity
+	p.From.Meet(id, now.Reads)
 	_, _, _, err = read(t, p.From, "public.t")
 	require.NoError(t, err)
 	for _, other := range []side.Identity{{System: "1", Timeline: id.Timeline}, {System: id.System, Timeline: "00000009"}} {
-		p.From.Meet(other)
+		p.From.Meet(other, 0)
 		_, _, _, err = read(t, p.From, "public.t")
 		require.Equal(t, backfill.Refused, backfill.CodeOf(err))
 		_, _, _, err = p.From.Frozen(t.Context(), "public.t")
@@ -248,9 +291,17 @@ func TestASideThatIsNotSetUpSaysHowTo(t *testing.T) {
 	require.ErrorContains(t, err, "backfill setup")
 	_, err = db.SetAside(t.Context())
 	require.ErrorContains(t, err, "backfill setup")
-	_, err = db.LastPush(t.Context())
+	_, err = db.Standing(t.Context())
 	require.ErrorContains(t, err, "backfill setup")
 	_, err = side.Open(t.Context(), "maple", "school", "postgres://u:secret@127.0.0.1:1/x")
 	require.Error(t, err)
 	require.False(t, strings.Contains(err.Error(), "secret"))
+}
+
+func TestAServerThatIsTooOldIsNamed(t *testing.T) {
+	dsn := testkit.Database(t)
+	side.RaiseOldest(t)
+	_, err := side.Open(t.Context(), "maple", "school", dsn)
+	require.ErrorContains(t, err, "database of maple/school: the server is of version ")
+	require.ErrorContains(t, err, "at least 99 is needed: use a newer server")
 }

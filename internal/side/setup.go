@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,6 +25,8 @@ type Step struct {
 // Script joins steps into one text a person can read and psql can run.
 func Script(steps []Step) string {
 	var b strings.Builder
+	b.WriteString("-- Run it with psql -v ON_ERROR_STOP=1, as a role that may create schemas and triggers. It stops at what fails,\n" +
+		"-- and may be run again: what is there already stays as it is.\n\n")
 	for _, s := range steps {
 		fmt.Fprintf(&b, "-- %s\nBEGIN;\nSET LOCAL lock_timeout = '3s';\n%s\nCOMMIT;\n\n", s.Title, strings.TrimSpace(s.SQL))
 	}
@@ -35,26 +38,35 @@ func Script(steps []Step) string {
 // it again repairs what is there and changes nothing else. role is the role the
 // agent signs in as; "" is the one connected now.
 func (db *DB) SetupSteps(ctx context.Context, tables []backfill.Table, role string) ([]Step, error) {
+	if err := db.Apart(ctx); err != nil {
+		return nil, err
+	}
 	if role == "" {
 		if err := db.pool.QueryRow(ctx, `SELECT session_user`).Scan(&role); err != nil {
 			return nil, err
 		}
 	}
 	steps := []Step{{fmt.Sprintf("Schema of side %s of site %s: outbox, position, held rows", db.Side, db.Site), db.baseSQL(role)}}
+	var captured []*Table
 	for _, t := range tables {
 		d, err := db.Describe(ctx, t.Name)
 		if err != nil {
 			return nil, err
 		}
-		if d.Problem != "" {
-			return nil, backfill.Errorf(backfill.Refused, "side %s: %s", db.Side, d.Problem)
+		if problem := d.Unfit(t, db.Side, tables); problem != "" {
+			return nil, backfill.Errorf(backfill.Refused, "side %s: %s", db.Side, problem)
 		}
 		if t.Captures(db.Side) {
-			steps = append(steps, Step{"Capture of " + t.Name, db.captureSQL(d, role)})
+			mark, err := db.repairSQL(ctx, d)
+			if err != nil {
+				return nil, err
+			}
+			captured = append(captured, d)
+			steps = append(steps, Step{"Capture of " + t.Name, db.captureSQL(d, role) + mark})
 		}
 		steps = append(steps, Step{"Rights on " + t.Name, grantSQL(d, role)})
 	}
-	stale, err := db.staleCapture(ctx, tables)
+	stale, err := db.staleCapture(ctx, captured)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +75,7 @@ func (db *DB) SetupSteps(ctx context.Context, tables []backfill.Table, role stri
 
 // baseSQL makes our own tables.
 func (db *DB) baseSQL(role string) string {
-	s := strings.NewReplacer("{schema}", db.schema, "{role}", row.Ident(role), "{label}", row.Literal(db.label()), "{quoted}", row.Literal(db.schema))
+	s := strings.NewReplacer("{schema}", db.schema, "{role}", row.Ident(role), "{label}", row.Literal(label(db.Site, db.Side)), "{quoted}", row.Literal(db.schema))
 	return s.Replace(`
 DO $check$
 BEGIN
@@ -80,13 +92,15 @@ CREATE TABLE IF NOT EXISTS {schema}.outbox (
     seq bigint GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
     tbl text NOT NULL,
     op  "char" NOT NULL, -- c create, u update, d delete, t truncate, g gap: keys that could not be recorded
-    key text[]
+    key text[]           -- of a gap its transaction
 );
 -- The last push, stored with the outbox's deletion.
 CREATE TABLE IF NOT EXISTS {schema}.pushed (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), epoch integer NOT NULL DEFAULT 1,
-    batch bigint NOT NULL DEFAULT 0, nonce text NOT NULL DEFAULT ''
+    batch bigint NOT NULL DEFAULT 0, nonce text NOT NULL DEFAULT '', reads bigint NOT NULL DEFAULT 0
 );
+-- How many reads were made safe by a write here: a side that knows of fewer than it once did was restored.
+ALTER TABLE {schema}.pushed ADD COLUMN IF NOT EXISTS reads bigint NOT NULL DEFAULT 0;
 INSERT INTO {schema}.pushed DEFAULT VALUES ON CONFLICT DO NOTHING;
 -- How far the other side's changes have been applied here, stored with the rows.
 CREATE TABLE IF NOT EXISTS {schema}.applied (
@@ -109,12 +123,23 @@ CREATE TABLE IF NOT EXISTS {schema}.held (
 );
 ALTER TABLE {schema}.held ADD COLUMN IF NOT EXISTS tried timestamptz;
 CREATE INDEX IF NOT EXISTS held_by_key ON {schema}.held (table_id, key);
+-- Tables of which rows were refused one after the other: how many, and when that were too many, how far the table's
+-- changes have been applied while the position goes on without it.
+CREATE TABLE IF NOT EXISTS {schema}.refused (
+    table_id   integer PRIMARY KEY,
+    refused    bigint NOT NULL DEFAULT 0, -- in a row
+    stopped_at bigint,
+    reason     text NOT NULL DEFAULT '',
+    since      timestamptz
+);
 
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};`)
 }
 
-func (db *DB) label() string { return "Backfill: site " + db.Site + ", side " + db.Side }
+// label marks a schema of ours with whose it is; of side "" it is what the labels
+// of all sides of a site begin with.
+func label(site, side string) string { return "Backfill: site " + site + ", side " + side }
 
 // functionName cannot collide for two tables, whatever the length of their names.
 func functionName(table backfill.TableName) string {
@@ -145,7 +170,7 @@ BEGIN
         RETURN NULL;
     ELSIF TG_OP <> 'TRUNCATE' AND {n} <> (SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute
                                            WHERE attrelid = TG_RELID AND attname IN ({columns})) THEN
-        INSERT INTO {outbox} (tbl, op) VALUES ({table}, 'g');
+        INSERT INTO {outbox} (tbl, op, key) VALUES ({table}, 'g', ARRAY[pg_catalog.pg_current_xact_id()::pg_catalog.text]);
     ELSIF TG_OP = 'INSERT' THEN
         INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'c', {key} FROM new_rows r;
     ELSIF TG_OP = 'UPDATE' THEN
@@ -156,7 +181,7 @@ BEGIN
     ELSIF TG_ARGV[0] = 'root' THEN
         INSERT INTO {outbox} (tbl, op) VALUES ({table}, 't');
     ELSE
-        INSERT INTO {outbox} (tbl, op) VALUES ({table}, 'g');
+        INSERT INTO {outbox} (tbl, op, key) VALUES ({table}, 'g', ARRAY[pg_catalog.pg_current_xact_id()::pg_catalog.text]);
     END IF;
     RETURN NULL;
 END
@@ -187,7 +212,7 @@ func (db *DB) captureSQL(t *Table, role string) string {
 		}
 		for _, tr := range db.triggers() {
 			fmt.Fprintf(&b, "CREATE OR REPLACE TRIGGER %s AFTER %s ON %s%s\n    FOR EACH STATEMENT EXECUTE FUNCTION %s(%s);\n",
-				row.Ident(tr.name), tr.event, rel, tr.referencing, fn, row.Literal(level))
+				row.Ident(tr.name), tr.event, rel, tr.referencing(), fn, row.Literal(level))
 		}
 	}
 	// ALWAYS: a session in replica role is captured too.
@@ -199,15 +224,59 @@ func (db *DB) captureSQL(t *Table, role string) string {
 	return b.String()
 }
 
-type trigger struct{ name, event, referencing string }
+// repairSQL is run with the triggers where capture was there before and was not
+// whole: what went unrecorded until then is recorded as a gap. Keys of another key
+// than the table has now mean nothing any more.
+func (db *DB) repairSQL(ctx context.Context, t *Table) (sql string, err error) {
+	err = db.in(ctx, reading, func(tx pgx.Tx) error {
+		var before bool
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_proc WHERE pronamespace = to_regnamespace($1)::oid AND proname = $2)`,
+			db.schema, functionName(t.Name)).Scan(&before); err != nil || !before {
+			return err
+		}
+		problem, otherKey, err := db.captureProblem(ctx, tx, t)
+		if err != nil || problem == "" {
+			return err
+		}
+		if otherKey {
+			sql += fmt.Sprintf("DELETE FROM %s.outbox WHERE tbl = %s;\n", db.schema, row.Literal(t.Name.String()))
+		}
+		// The function keeps its owner, as whom it writes.
+		sql += fmt.Sprintf("DO $rights$ BEGIN EXECUTE (SELECT format('GRANT USAGE ON SCHEMA %s TO %%1$I; GRANT INSERT ON %[1]s.outbox TO %%1$I', rolname) FROM pg_roles, pg_proc WHERE pg_roles.oid = proowner AND pg_proc.oid = %[2]s::regproc); END $rights$;\n",
+			db.schema, row.Literal(db.schema+"."+row.Ident(functionName(t.Name))))
+		sql += fmt.Sprintf("INSERT INTO %s.outbox (tbl, op, key) VALUES (%s, 'g', ARRAY[pg_current_xact_id()::text]); -- %s\n", db.schema, row.Literal(t.Name.String()), strings.ReplaceAll(problem, "\n", " "))
+		return nil
+	})
+	return sql, err
+}
+
+type trigger struct {
+	name, event string
+	typ         int16  // as pg_trigger has it: AFTER, FOR EACH STATEMENT
+	old, new    string // the transition tables
+}
+
+func (t trigger) referencing() string {
+	s := ""
+	if t.old != "" {
+		s += " OLD TABLE AS " + t.old
+	}
+	if t.new != "" {
+		s += " NEW TABLE AS " + t.new
+	}
+	if s == "" {
+		return ""
+	}
+	return "\n    REFERENCING" + s
+}
 
 func (db *DB) triggers() []trigger {
 	name := func(event string) string { return bounded("backfill_" + db.Site + "_" + db.Side + "_" + event) }
 	return []trigger{
-		{name("insert"), "INSERT", "\n    REFERENCING NEW TABLE AS new_rows"},
-		{name("update"), "UPDATE", "\n    REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows"},
-		{name("delete"), "DELETE", "\n    REFERENCING OLD TABLE AS old_rows"},
-		{name("truncate"), "TRUNCATE", ""},
+		{name("insert"), "INSERT", 1 << 2, "", "new_rows"},
+		{name("update"), "UPDATE", 1 << 4, "old_rows", "new_rows"},
+		{name("delete"), "DELETE", 1 << 3, "old_rows", ""},
+		{name("truncate"), "TRUNCATE", 1 << 5, "", ""},
 	}
 }
 
@@ -215,28 +284,30 @@ func grantSQL(t *Table, role string) string {
 	return fmt.Sprintf(`
 DO $grant$
 BEGIN
+    IF NOT has_schema_privilege(%[1]s, %[5]s, 'USAGE') THEN
+        GRANT USAGE ON SCHEMA %[6]s TO %[4]s;
+    END IF;
     IF NOT (has_table_privilege(%[1]s, %[2]s, 'SELECT') AND has_table_privilege(%[1]s, %[2]s, 'INSERT')
         AND has_table_privilege(%[1]s, %[2]s, 'UPDATE') AND has_table_privilege(%[1]s, %[2]s, 'DELETE')) THEN
         GRANT SELECT, INSERT, UPDATE, DELETE ON %[3]s TO %[4]s;
     END IF;
 END
-$grant$;`, row.Literal(role), row.Literal(t.SQL), t.SQL, row.Ident(role))
+$grant$;`, row.Literal(role), row.Literal(t.SQL), t.SQL, row.Ident(role), row.Literal(t.Name.Schema), row.Ident(t.Name.Schema))
 }
 
-// staleCapture drops our triggers from relations that are captured no longer.
-func (db *DB) staleCapture(ctx context.Context, tables []backfill.Table) ([]Step, error) {
+// staleCapture drops our triggers from relations that are captured no longer: those
+// of tables configured away, partitions that were detached, tables swapped for others.
+func (db *DB) staleCapture(ctx context.Context, captured []*Table) ([]Step, error) {
 	want := []string{} // not NULL: nothing is unequal to that
-	for _, t := range tables {
-		if name, err := backfill.ParseTableName(t.Name); err == nil && t.Captures(db.Side) {
-			want = append(want, functionName(name))
-		}
+	for _, t := range captured {
+		want = append(want, t.Relations()...)
 	}
 	var drops []string
 	err := db.in(ctx, reading, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `
 		SELECT format('DROP TRIGGER IF EXISTS %I ON %I.%I;', g.tgname, n.nspname, c.relname)
 		  FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_class c ON c.oid = g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-		 WHERE p.pronamespace = to_regnamespace($1) AND NOT p.proname = ANY ($2) ORDER BY 1`, db.schema, want)
+		 WHERE p.pronamespace = to_regnamespace($1) AND NOT EXISTS (SELECT FROM unnest($2::text[]) r WHERE to_regclass(r) = g.tgrelid) ORDER BY 1`, db.schema, want)
 		if err != nil {
 			return err
 		}
@@ -270,7 +341,11 @@ func (db *DB) setupStep(ctx context.Context, s Step) error {
 			_, err := tx.Conn().PgConn().Exec(ctx, s.SQL).ReadAll()
 			return err
 		})
-		if code := SQLState(err); code != "55P03" && code != "40P01" {
+		switch SQLState(err) {
+		case "55P03", "40P01":
+		case "42501":
+			return fmt.Errorf("%w: run it as a role that owns the tables and may create a schema in the database", err)
+		default:
 			return err
 		}
 		if time.Now().After(deadline) {
@@ -301,78 +376,80 @@ func (db *DB) blockers(ctx context.Context) string {
 	return strings.Join(names, ", ")
 }
 
-// captureProblem says what is wrong with a table's capture, or "". It looks at
-// the table and every partition: statement triggers are not inherited by new ones.
-func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (string, error) {
-	var names []string
+// captureProblem says what is wrong with a table's capture, or "", and whether the
+// keys that were recorded are those of another key than the table has now. It looks
+// at the table and every partition: statement triggers are not inherited by new ones.
+func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (problem string, otherKey bool, err error) {
+	var names, old, new []string
+	var types []int16
 	for _, tr := range db.triggers() {
-		names = append(names, tr.name)
+		names, types = append(names, tr.name), append(types, tr.typ)
+		old, new = append(old, tr.old), append(new, tr.new)
 	}
 	rows, err := tx.Query(ctx, `
-		SELECT r.rel, w.name, g.tgenabled::text, p.proname IS NOT DISTINCT FROM $4 AND p.pronamespace IS NOT DISTINCT FROM to_regnamespace($3)::oid, p.prosrc
-		  FROM unnest($1::text[]) r (rel) CROSS JOIN unnest($2::text[]) w (name)
+		SELECT r.rel, w.name, g.tgenabled::text,
+		       coalesce(p.proname = $7 AND p.pronamespace = to_regnamespace($6)::oid, false),
+		       coalesce(g.tgtype = w.typ AND g.tgqual IS NULL AND g.tgattr::text = '' AND coalesce(g.tgoldtable, '') = w.old AND coalesce(g.tgnewtable, '') = w.new
+		                AND encode(g.tgargs, 'escape') = CASE r.n WHEN 1 THEN 'root' ELSE 'partition' END || '\000', false),
+		       coalesce(p.prosrc, ''),
+		       coalesce(p.prosecdef AND (SELECT array_agg(lower(split_part(c, '=', 1)) || '=' || split_part(c, '=', 2) ORDER BY lower(c) COLLATE "C") FROM unnest(p.proconfig) c) = $8::text[], false),
+		       coalesce(has_schema_privilege(p.proowner, to_regnamespace($6)::oid, 'USAGE') AND has_table_privilege(p.proowner, to_regclass($6 || '.outbox')::oid, 'INSERT'), false)
+		  FROM unnest($1::text[]) WITH ORDINALITY r (rel, n) CROSS JOIN unnest($2::text[], $3::int2[], $4::text[], $5::text[]) w (name, typ, old, new)
 		  LEFT JOIN pg_trigger g ON g.tgrelid = to_regclass(r.rel) AND g.tgname = w.name
-		  LEFT JOIN pg_proc p ON p.oid = g.tgfoid`, t.Relations(), names, db.schema, functionName(t.Name))
+		  LEFT JOIN pg_proc p ON p.oid = g.tgfoid`, t.Relations(), names, types, old, new, db.schema, functionName(t.Name), functionConfig())
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
+	ours := db.bodyPattern(t)
 	var problems []string
-	var rel, name string
-	var enabled, source *string
-	var ours *bool
-	_, err = pgx.ForEachRow(rows, []any{&rel, &name, &enabled, &ours, &source}, func() error {
+	var rel, name, source string
+	var enabled *string
+	var function, asMade, settings, rights bool
+	_, err = pgx.ForEachRow(rows, []any{&rel, &name, &enabled, &function, &asMade, &source, &settings, &rights}, func() error {
 		switch {
 		case enabled == nil:
 			problems = append(problems, fmt.Sprintf("trigger %s is missing on %s", name, rel))
 		case *enabled != "A":
 			problems = append(problems, fmt.Sprintf("trigger %s on %s is or was disabled", name, rel))
-		case ours == nil || !*ours:
+		case !function:
 			problems = append(problems, fmt.Sprintf("trigger %s on %s calls another function", name, rel))
-		case source != nil && !strings.Contains(*source, t.Layout.KeyText("r")):
+		case !asMade:
+			problems = append(problems, fmt.Sprintf("trigger %s on %s is not as setup made it", name, rel))
+		case !strings.Contains(source, t.Layout.KeyText("r")):
+			otherKey = true
 			problems = append(problems, fmt.Sprintf("the capture function of %s was made for another key", t.Name))
+		case !settings || !ours.MatchString(source):
+			problems = append(problems, fmt.Sprintf("the capture function of %s is not as setup made it", t.Name))
+		case !rights:
+			problems = append(problems, fmt.Sprintf("the owner of the capture function of %s may not write the outbox, so that statements on the table fail", t.Name))
 		}
 		return nil
 	})
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	slices.Sort(problems)
 	problems = slices.Compact(problems)
 	if n := len(problems); n > 3 {
 		problems = append(problems[:3], fmt.Sprintf("and %d more", n-3))
 	}
-	return strings.Join(problems, "; "), nil
+	return strings.Join(problems, "; "), otherKey, nil
 }
 
-// LastPush is what a side remembers of its last push, and the epoch of that.
-type LastPush struct {
-	Epoch int
-	Batch int64
-	Nonce string
+// bodyPattern matches the capture function of a table, whatever the agent's role.
+func (db *DB) bodyPattern(t *Table) *regexp.Regexp {
+	const anyone = "any role"
+	body := regexp.QuoteMeta(db.captureBody(t, anyone))
+	return regexp.MustCompile(`^` + strings.ReplaceAll(body, regexp.QuoteMeta(row.Literal(anyone)), `'(?:[^']|'')*'`) + `$`)
 }
 
-// LastPush reads what this side remembers of its last push; it fails when the side
-// was not set up.
-func (db *DB) LastPush(ctx context.Context) (l LastPush, err error) {
-	err = db.in(ctx, reading, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `SELECT epoch, batch, nonce FROM `+db.schema+`.pushed`).Scan(&l.Epoch, &l.Batch, &l.Nonce)
-	})
-	return l, db.orNotSetUp(err)
-}
-
-// Begin starts a new epoch on this side, unless it has begun: the number and nonce
-// of the last push and the position are taken over, and what was set aside is
-// forgotten. Captured keys stay in the outbox.
-func (db *DB) Begin(ctx context.Context, epoch int, batch int64, nonce string, at Position) error {
-	return db.in(ctx, writing, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET epoch = $1, batch = $2, nonce = $3 WHERE epoch < $1`, epoch, batch, nonce)
-		if err != nil || tag.RowsAffected() == 0 {
-			return err
-		}
-		if _, err := tx.Exec(ctx, `UPDATE `+db.schema+`.applied SET seq = $1, nonce = $2`, at.Seq, at.Nonce); err != nil {
-			return err
-		}
-		_, err = tx.Exec(ctx, `DELETE FROM `+db.schema+`.held`)
-		return err
-	})
+// functionConfig is functionSettings as pg_proc has them.
+func functionConfig() []string {
+	var out []string
+	for _, line := range strings.Split(strings.TrimSpace(functionSettings), "\n") {
+		name, value, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "SET "), " = ")
+		out = append(out, name+"="+strings.Trim(value, "'"))
+	}
+	slices.Sort(out)
+	return out
 }

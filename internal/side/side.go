@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"backfill/internal/connect"
 	"backfill/internal/row"
 )
 
@@ -26,7 +27,7 @@ type DB struct {
 	pool       *pgxpool.Pool
 	beats      *pgxpool.Pool // see Beat
 	schema     string        // quoted
-	met        atomic.Pointer[Identity]
+	met        atomic.Pointer[met]
 }
 
 // Open connects to the database of a side. The error names host and database but
@@ -34,7 +35,7 @@ type DB struct {
 func Open(ctx context.Context, site, name, dsn string) (*DB, error) {
 	cfg, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
-		return nil, fmt.Errorf("database of %s/%s: the connection string cannot be understood", site, name)
+		return nil, connect.Explain("the database of "+site+"/"+name, err)
 	}
 	cfg.ConnConfig.RuntimeParams["application_name"] = "backfill-agent"
 	cfg.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
@@ -57,13 +58,17 @@ func Open(ctx context.Context, site, name, dsn string) (*DB, error) {
 	db := &DB{Site: site, Side: name, pool: pool, beats: beats, schema: row.Ident(SchemaName(site, name))}
 	if err := db.check(ctx); err != nil {
 		db.Close()
+		if _, ok := err.(*connect.Failure); ok {
+			return nil, err
+		}
 		return nil, fmt.Errorf("database of %s/%s: %w", site, name, err)
 	}
 	return db, nil
 }
 
-// oldest is the oldest server version the statements here are written for.
-const oldest = 140000
+// oldest is the oldest server version the statements here are written for. A test
+// may raise it.
+var oldest = 140000
 
 func (db *DB) check(ctx context.Context) error {
 	var version int
@@ -75,10 +80,10 @@ func (db *DB) check(ctx context.Context) error {
 		return err
 	}
 	if version < oldest {
-		return fmt.Errorf("the server is of version %d, at least %d is needed", version/10000, oldest/10000)
+		return fmt.Errorf("the server is of version %d, at least %d is needed: use a newer server", version/10000, oldest/10000)
 	}
 	if recovery {
-		return errors.New("the server is a standby: an agent works on the primary, because a standby's snapshots cannot be compared")
+		return errors.New("the server is a standby: an agent works on the primary, because a standby's snapshots cannot be compared: let the connection string lead there")
 	}
 	return nil
 }
@@ -92,11 +97,11 @@ func (db *DB) Close() {
 // Where names the database without credentials: host:port/database.
 func (db *DB) Where() string {
 	c := db.pool.Config().ConnConfig
-	return fmt.Sprintf("%s:%d/%s", c.Host, c.Port, c.Database)
+	return connect.Address(c.Host, c.Port) + "/" + c.Database
 }
 
 // SchemaName is the schema that holds our objects on a side. It has site and side
-// in it, so that a database can be a side of several sites, and both sides of one.
+// in it, so that a database can be a side of several sites.
 func SchemaName(site, side string) string { return bounded("backfill_" + site + "_" + side) }
 
 // bounded keeps a derived name within PostgreSQL's 63 bytes without letting two
@@ -144,7 +149,7 @@ const (
 )
 
 func (db *DB) in(ctx context.Context, begin string, fn func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{BeginQuery: begin}, fn)
+	return connect.Explain("the database of "+db.Site+"/"+db.Side, pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{BeginQuery: begin}, fn))
 }
 
 // do runs one statement in a writing transaction of its own.
@@ -160,20 +165,6 @@ func (db *DB) do(ctx context.Context, sql string, args ...any) error {
 func lock(ctx context.Context, tx pgx.Tx, table string) error {
 	_, err := tx.Exec(ctx, "LOCK TABLE "+table+" IN ACCESS SHARE MODE")
 	return err
-}
-
-// beat makes one small synchronous write. What was read before it, though it may
-// have been committed asynchronously, is then safe on disk too: a crash cannot
-// take it back and give its transaction ids out again.
-//
-// It is made in a session of its own before the reading transaction ends. When
-// that then ends well, its session has lived through the write: had the server
-// crashed and come back in between, the write would prove nothing.
-func (db *DB) beat(ctx context.Context) error {
-	return pgx.BeginTxFunc(ctx, db.beats, pgx.TxOptions{BeginQuery: writing}, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `SELECT pg_logical_emit_message(true, 'backfill', 'beat')`)
-		return err
-	})
 }
 
 // SQLState is PostgreSQL's error code of err, or "".
@@ -202,11 +193,21 @@ func Permanent(err error) bool {
 
 // Message is PostgreSQL's own message of err, or err's text.
 func Message(err error) string {
+	var failed *connect.Failure
+	if errors.As(err, &failed) {
+		return failed.Error()
+	}
+	var pe *pgconn.PgError
+	if errors.As(err, &pe) && pe.Detail != "" {
+		return pe.Message + " (" + pe.Detail + ")"
+	}
+	return brief(err)
+}
+
+// brief is Message without the detail, which can hold the row.
+func brief(err error) string {
 	var pe *pgconn.PgError
 	if errors.As(err, &pe) {
-		if pe.Detail != "" {
-			return pe.Message + " (" + pe.Detail + ")"
-		}
 		return pe.Message
 	}
 	return err.Error()

@@ -23,6 +23,16 @@ func Database(t testing.TB) string {
 		CREATE SCHEMA IF NOT EXISTS public; GRANT USAGE ON SCHEMA public TO PUBLIC`)
 }
 
+// DatabaseWith gives a test a database with options of CREATE DATABASE, such as its
+// encoding. It ends with the test.
+func DatabaseWith(t testing.TB, options string) string {
+	t.Helper()
+	name := newName()
+	admin(t, "CREATE DATABASE "+name+" TEMPLATE template0 "+options)
+	t.Cleanup(func() { admin(t, "DROP DATABASE "+name+" WITH (FORCE)") })
+	return DSN(t, name)
+}
+
 // shelf holds databases that tests have given back. To empty one takes a fraction of
 // the time that it takes to drop it, which is a checkpoint, and to make another.
 type shelf struct {
@@ -191,10 +201,10 @@ func Open(t testing.TB, dsn string) *control.Store {
 }
 
 // Eventually waits until a condition holds, and fails the test when it does not
-// within half a minute.
+// within two minutes.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !holds(); {
+	for deadline := time.Now().Add(2 * time.Minute); !holds(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("it did not come about that %s", what)
 		}

@@ -47,7 +47,26 @@ func NewPairOf(t testing.TB, source, receiver string, tables ...string) *Pair {
 // NewPairAt makes a pair whose source is a database of the test's own.
 func NewPairAt(t testing.TB, sourceDSN, source, receiver string, tables ...string) *Pair {
 	t.Helper()
-	p := &Pair{TB: t, ControlDSN: ControlDSN(t), SourceDSN: sourceDSN, ReceiverDSN: Database(t), Tables: map[string]backfill.Table{}}
+	return NewPairIn(t, Places{Source: sourceDSN}, source, receiver, tables...)
+}
+
+// Places are the connection strings of a pair's databases. One left out is a database
+// that NewPairIn gives the pair; the control database has to be migrated.
+type Places struct{ Control, Source, Receiver string }
+
+// NewPairIn makes a pair some of whose databases are the test's own.
+func NewPairIn(t testing.TB, at Places, source, receiver string, tables ...string) *Pair {
+	t.Helper()
+	if at.Control == "" {
+		at.Control = ControlDSN(t)
+	}
+	if at.Source == "" {
+		at.Source = Database(t)
+	}
+	if at.Receiver == "" {
+		at.Receiver = Database(t)
+	}
+	p := &Pair{TB: t, ControlDSN: at.Control, SourceDSN: at.Source, ReceiverDSN: at.Receiver, Tables: map[string]backfill.Table{}}
 	p.Store = Open(t, p.ControlDSN)
 	p.C, p.S, p.R = Session(t, p.ControlDSN), Session(t, p.SourceDSN), Session(t, p.ReceiverDSN)
 	Exec(t, p.S, source)

@@ -1,14 +1,15 @@
 // Buttons and dialogs that ask the API for something.
 //
 //   data-post     where a button or form posts to
+//   data-method   another method than POST
 //   data-body     the part of the body that is fixed, as JSON
-//   data-then     "open": go to the request that the answer describes
+//   data-then     "open": go to the page of what the answer describes
 //   data-said     what to say when it was taken
 //   data-dialog   the dialog a button opens; its data fill the dialog's data-fill
 //                 elements, and data-action becomes the form's address
 
-import { Problem, newKey, post } from "./api.js";
-import { announce, el } from "./dom.js";
+import { Problem, change, newKey } from "./api.js";
+import { announce, count, el } from "./dom.js";
 import { onUpdate, refresh } from "./live.js";
 
 // opened is what belongs to a dialog while it is open: the button's data, and the
@@ -21,6 +22,7 @@ function open(button) {
   for (const slot of dialog.querySelectorAll("[data-fill]")) slot.textContent = button.dataset[slot.dataset.fill] ?? "";
   form.reset();
   show(form, null);
+  sum(form);
   for (const b of form.querySelectorAll("button")) b.disabled = false;
   opened.set(dialog, { data: { ...button.dataset }, revision: form.dataset.revision, key: newKey() });
   dialog.showModal();
@@ -42,9 +44,9 @@ function page(apiAddress) {
   return apiAddress.replace(/^\/api\/v1/, "");
 }
 
-async function send(path, body, key) {
+async function send(path, body, key, method) {
   try {
-    return await post(path, body, key);
+    return await change(method ?? "POST", path, body, key);
   } catch (err) {
     if (err instanceof Problem) {
       if (err.open) err.openPage = page(err.open);
@@ -57,8 +59,8 @@ async function send(path, body, key) {
 }
 
 function taken(answer, from) {
-  if (from.dataset.then === "open" && answer.id) {
-    location.assign(`/backfills/${answer.id}`);
+  if (from.dataset.then === "open" && answer.links?.self) {
+    location.assign(page(answer.links.self));
     return;
   }
   if (from.dataset.said) toast(from.dataset.said);
@@ -99,7 +101,7 @@ async function press(button) {
   const key = keys.get(button) ?? newKey();
   keys.set(button, key);
   try {
-    const answer = await send(button.dataset.post, JSON.parse(button.dataset.body ?? "{}"), key);
+    const answer = await send(button.dataset.post, JSON.parse(button.dataset.body ?? "{}"), key, button.dataset.method);
     keys.delete(button);
     taken(answer, button);
   } catch (problem) {
@@ -142,6 +144,15 @@ document.addEventListener("click", (e) => {
   else if (button.hasAttribute("data-close")) button.closest("dialog").close();
 });
 
+// What will be sent depends on what is left out.
+function sum(form) {
+  const box = form.querySelector("[data-sum]");
+  if (!box) return;
+  const rows = Number(box.dataset.sum) - (form.elements.skip_identical.checked ? Number(box.dataset.less) : 0);
+  box.textContent = rows === 1 ? "1 row" : `${count.format(rows)} rows`;
+}
+document.addEventListener("change", (e) => e.target.name === "skip_identical" && sum(e.target.form));
+
 document.addEventListener("submit", (e) => {
   if (!e.target.closest("dialog")) return;
   e.preventDefault();
@@ -154,6 +165,7 @@ onUpdate(() => {
   for (const dialog of document.querySelectorAll("dialog[open]")) {
     const form = dialog.querySelector("form");
     const state = opened.get(dialog);
+    sum(form);
     if (!state || state.revision === form.dataset.revision) continue;
     show(form, { message: "The staged rows have changed since you opened this. Go back and read them again." });
     for (const b of form.querySelectorAll("button:not([data-close])")) b.disabled = true;

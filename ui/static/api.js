@@ -26,9 +26,9 @@ export async function get(path, signal) {
   return answer(await fetch(path, { headers: { Accept: "application/json" }, signal }));
 }
 
-export async function post(path, body, key) {
+export async function change(method, path, body, key) {
   return answer(await fetch(path, {
-    method: "POST",
+    method,
     headers: { Accept: "application/json", "Content-Type": "application/json", "Idempotency-Key": key },
     body: JSON.stringify(body),
   }));

@@ -5,7 +5,7 @@ import { morph } from "./dom.js";
 import { showTimes } from "./time.js";
 
 const quiet = 150; // milliseconds between an event and the request it causes
-const gap = 800; // milliseconds between two requests that events cause
+const gap = 1000; // milliseconds between two requests that events cause
 const listeners = [];
 
 // onUpdate calls fn after each update of the page.
@@ -68,7 +68,7 @@ function soon() {
     await refresh();
     last = Date.now();
     timer = 0;
-  }, Math.max(quiet, last + gap - Date.now()));
+  }, Math.max(quiet, last + gap - Date.now()) + Math.random() * quiet);
 }
 
 // The banner says which of the two ways to the server is away.
@@ -83,56 +83,61 @@ function say(which, text) {
   document.documentElement.dataset.connection = shown === "" ? "live" : "away";
 }
 
-const sources = new Map();
+// One stream tells of all that the page shows; what that is changes with the page.
+let source = null;
+let lost = 0;
+let retry = 1000;
 
-function listen(url) {
-  let retry = 1000;
-  let lost = 0;
-  const open = () => {
-    const source = new EventSource(url);
-    sources.set(url, source);
-    source.addEventListener("open", () => {
-      clearTimeout(lost);
-      retry = 1000;
-      say("stream", "");
-      soon(); // whatever happened while it was away
-    });
-    for (const name of ["backfill", "site", "queue", "message"]) source.addEventListener(name, soon);
-    source.addEventListener("end", () => {
-      source.close();
-      sources.delete(url);
-      soon();
-    });
-    source.addEventListener("error", () => {
-      // A stream that ends and comes back at once is no news.
-      clearTimeout(lost);
-      lost = setTimeout(() => say("stream", "Live updates are away. What you see may be old; connecting again."), 1500);
-      if (source.readyState !== EventSource.CLOSED) return;
-      // The browser gives up when the answer is not a stream; we do not.
-      setTimeout(() => sources.get(url) === source && open(), retry);
-      retry = Math.min(retry * 2, 30000);
-    });
-  };
-  open();
+function listen() {
+  const url = document.getElementById("main").dataset.events ?? "";
+  if (source?.asked === url) return;
+  source?.close();
+  source = null;
+  if (url === "") {
+    clearTimeout(lost);
+    return say("stream", "");
+  }
+  const mine = new EventSource(url); // it sends the id of the last event when it comes back
+  mine.asked = url;
+  source = mine;
+  mine.addEventListener("open", () => {
+    clearTimeout(lost);
+    retry = 1000;
+    say("stream", "");
+  });
+  mine.addEventListener("change", soon);
+  mine.addEventListener("error", () => {
+    if (source !== mine) return;
+    // A stream that ends and comes back at once is no news.
+    clearTimeout(lost);
+    lost = setTimeout(() => say("stream", "Live updates are away. What you see may be old; connecting again."), 1500);
+    if (mine.readyState !== EventSource.CLOSED) return;
+    // The browser gives up when the answer is not a stream; we do not.
+    setTimeout(() => {
+      if (source !== mine) return;
+      source = null;
+      listen();
+    }, retry);
+    retry = Math.min(retry * 2, 30000);
+  });
 }
 
-// start listens to what the page names. A hidden page lets go of its streams, since
+// start listens for what the page shows. A hidden page lets go of its stream, since
 // browsers allow few connections to one server, and catches up when it is shown.
 export function start() {
-  const { events = "", refresh: every = "" } = document.body.dataset;
-  const urls = events.split(" ").filter(Boolean);
-  const connect = () => urls.forEach((url) => sources.has(url) || listen(url));
+  const every = document.body.dataset.refresh ?? "";
   const disconnect = () => {
-    for (const source of sources.values()) source.close();
-    sources.clear();
+    source?.close();
+    source = null;
   };
-  if (!document.hidden) connect();
+  if (!document.hidden) listen();
+  onUpdate(() => document.hidden || listen());
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) return disconnect();
-    connect();
+    listen();
     soon();
   });
   addEventListener("pagehide", disconnect);
-  addEventListener("pageshow", (e) => e.persisted && connect());
+  addEventListener("pageshow", (e) => e.persisted && listen());
   if (every) setInterval(() => document.hidden || soon(), Number(every) * 1000);
 }

@@ -1,15 +1,17 @@
-// The list of staged rows. Pages come from the API as one scrolls; of all rows only
-// those near the window are in the document, and pages far away are forgotten and
-// read again by their cursor. So the list costs the same at 200 rows and at 200,000.
+// The list of staged rows. A row's place among those of the filter is known, so any
+// page can be read at once: of all rows only those near the window are in the
+// document, pages far away are forgotten, and the end is where it is. It costs the
+// same at 200 rows and at 2,000,000.
 
 import { get } from "./api.js";
 import { count, el } from "./dom.js";
 import { onUpdate, refresh } from "./live.js";
+import { ago } from "./time.js";
 
 const pageRows = 200;
 const keepPages = 30; // pages whose rows stay in memory
-const ahead = 1500; // pixels before the end at which the next page is asked for
 const slack = 12; // rows kept above and below the window
+const tallest = 4_000_000; // pixels: what is longer scrolls in proportion
 const inlineText = 160; // characters of a value in the list
 const panelText = 4000; // characters of a value in the panel, until all is wanted
 
@@ -28,9 +30,13 @@ export function startRows() {
     if (!figure || e.metaKey || e.ctrlKey || e.shiftKey) return;
     e.preventDefault();
     history.replaceState(null, "", figure.href);
-    root.dataset.effect = figure.dataset.effect;
-    list.restart();
+    list.restart(figure.dataset.effect, Number(figure.dataset.rows));
     refresh();
+  });
+  document.addEventListener("submit", (e) => {
+    if (e.target.id !== "find-key") return; // it comes with the first row
+    e.preventDefault();
+    list.find(e.target.elements.key.value);
   });
   onUpdate(() => list.sync());
 }
@@ -40,19 +46,20 @@ class List {
     this.root = root;
     this.panel = panel;
     this.nodes = new Map(); // index → element
-    this.active = 0; // the row that Tab reaches
-    this.wanted = -1; // a row to focus once it is there
     this.build();
-    this.restart();
+    this.restart(root.dataset.effect, Number(root.dataset.total));
     const frame = () => {
       this.frame ??= requestAnimationFrame(() => {
         this.frame = null;
         this.render();
       });
     };
-    addEventListener("scroll", frame, { passive: true });
+    addEventListener("scroll", () => {
+      frame();
+      clearTimeout(this.still);
+      this.still = setTimeout(() => this.settleScroll(), 200);
+    }, { passive: true });
     addEventListener("resize", frame);
-    new IntersectionObserver((seen) => seen.some((s) => s.isIntersecting) && this.more(), { rootMargin: `0px 0px ${ahead}px` }).observe(this.tail);
   }
 
   // build lays the list out for the columns there are; they come with the first row.
@@ -61,7 +68,8 @@ class List {
     this.layout = columns + inline;
     this.columns = JSON.parse(columns) ?? [];
     this.inline = JSON.parse(inline) ?? [];
-    this.key = new Set(JSON.parse(key) ?? []);
+    this.keyColumns = JSON.parse(key) ?? [];
+    this.key = new Set(this.keyColumns);
     this.head = el("div", { class: "r heads", role: "row", "aria-rowindex": "1" },
       el("span", { class: "n", role: "columnheader" }, "#"),
       ...this.inline.map((name) => el("span", { class: "value" + (this.key.has(name) ? " key" : ""), role: "columnheader", title: this.key.has(name) ? `${name}, key` : name }, name)),
@@ -70,9 +78,8 @@ class List {
     this.grid = el("div", { class: "rowgrid", role: "grid", "aria-label": label, "aria-readonly": "true", "aria-colcount": String(this.inline.length + 2) },
       el("div", { class: "headgroup", role: "rowgroup" }, this.head), this.window);
     this.grid.style.setProperty("--cols", Math.max(this.inline.length, 1));
-    const tail = el("div", { class: "tail", role: "status" });
-    this.root.replaceChildren(this.grid, this.tail ?? tail);
-    this.tail ??= tail;
+    this.tail ??= el("div", { class: "tail", role: "status" });
+    this.root.replaceChildren(this.grid, this.tail);
     this.window.addEventListener("pointerover", (e) => e.pointerType !== "touch" && this.hover(e));
     this.window.addEventListener("pointerleave", () => this.settle());
     this.window.addEventListener("focusin", (e) => this.focused(e));
@@ -80,124 +87,141 @@ class List {
     this.grid.addEventListener("keydown", (e) => this.keydown(e));
   }
 
-  // restart reads the list from its beginning.
-  restart() {
-    this.run = (this.run ?? 0) + 1; // answers of earlier runs are dropped
+  // restart shows the rows of an effect from their beginning.
+  restart(effect, total) {
     this.abort?.abort();
-    this.abort = new AbortController();
-    this.pages = [];
-    this.effect = this.root.dataset.effect;
+    this.abort = new AbortController(); // of reads that are for another list
+    this.pages = new Map(); // number → { rows, stale, reading }
+    this.effect = effect;
+    this.told = total; // how many rows the page says there are
+    this.end = Infinity; // where reading has come to an end
     this.version = this.root.dataset.version;
     this.judged = this.root.dataset.judged;
-    this.loading = false;
     this.failed = "";
-    this.active = 0;
-    this.shown = this.pinned = undefined;
+    this.active = 0; // the row that Tab reaches
+    this.shown = 0; // the row in the panel; the first stands for all until one is chosen
+    this.pinned = undefined;
+    this.offset = this.last = 0;
     for (const node of this.nodes.values()) node.remove();
     this.nodes.clear();
     this.panel.clear();
     this.render();
-    this.more();
   }
 
   // sync takes over what an update of the page has changed about the list.
   sync() {
-    const { columns, inline, effect, version, judged, growing } = this.root.dataset;
+    const { columns, inline, effect, total, version, judged } = this.root.dataset;
     if (columns + inline !== this.layout) {
       this.build();
-      return this.restart();
+      return this.restart(effect, Number(total));
     }
-    if (effect !== this.effect) return this.restart();
-    // Pages that may have changed are read again when they are in view.
-    if (version !== this.version) for (const page of this.pages) page.stale = true;
-    if (judged !== this.judged) for (const page of this.pages) page.stale ||= page.rows?.some((row) => row.effect === "unknown");
-    if (growing === "true" || judged !== this.judged) {
-      const last = this.pages.at(-1);
-      if (!last) this.more();
-      else if (!last.next) this.read(this.pages.length - 1);
+    if (effect !== this.effect) return this.restart(effect, Number(total));
+    const moved = Number(total) !== this.told || judged !== this.judged;
+    for (const page of this.pages.values()) {
+      // Among the rows of one effect, and of a page not full, places move.
+      page.stale ||= version !== this.version || (moved && (this.effect !== "" || page.rows?.length < pageRows || page.rows?.some((row) => row.effect === "unknown")));
     }
+    if (moved || version !== this.version) this.end = Infinity;
+    this.told = Number(total);
     this.version = version;
     this.judged = judged;
     this.render();
   }
 
-  get length() {
-    return (this.pages.length && this.pages.at(-1).start + this.pages.at(-1).count) || 0;
+  get total() {
+    return Math.min(this.told, this.end);
   }
 
-  get finished() {
-    const last = this.pages.at(-1);
-    return last !== undefined && !last.fresh && !last.next;
+  get full() {
+    return this.total * this.rowHeight();
   }
 
-  pageOf(index) {
-    let low = 0;
-    let high = this.pages.length - 1;
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (this.pages[middle].start <= index) low = middle;
-      else high = middle - 1;
-    }
-    return low;
+  get height() {
+    return Math.min(this.full, tallest);
   }
 
   row(index) {
-    const page = this.pages[this.pageOf(index)];
-    return page?.rows?.[index - page.start];
+    return this.pages.get(Math.floor(index / pageRows))?.rows?.[index % pageRows];
   }
 
-  // more asks for the page after the last one.
-  more() {
-    if (this.loading || this.finished) return;
-    const cursor = this.pages.at(-1)?.next ?? "";
-    this.pages.push({ cursor, start: this.length, count: 0, rows: null, next: "", fresh: true });
-    this.read(this.pages.length - 1);
-  }
-
-  async read(i) {
-    const page = this.pages[i];
+  async read(number) {
+    const page = this.pages.get(number) ?? {};
+    this.pages.set(number, page);
     if (page.reading) return;
     page.reading = true;
-    const run = this.run;
-    const first = page.fresh;
-    if (first) this.loading = true;
-    const query = new URLSearchParams({ limit: pageRows });
+    const abort = this.abort;
+    const query = new URLSearchParams({ limit: pageRows, position: number * pageRows });
     if (this.effect) query.set("effect", this.effect);
-    if (page.cursor) query.set("cursor", page.cursor);
     try {
-      const answer = await get(`${this.root.dataset.url}?${query}`, this.abort.signal);
-      if (run !== this.run) return;
+      const answer = await get(`${this.root.dataset.url}?${query}`, abort.signal);
+      if (abort !== this.abort) return;
       page.rows = answer.data;
-      page.next = answer.next_cursor ?? "";
-      page.fresh = page.stale = false;
+      page.stale = false;
+      if (answer.data.length < pageRows) this.end = Math.min(this.end, number * pageRows + answer.data.length);
       this.failed = "";
-      const after = this.pages[i + 1];
-      if (after && (after.cursor !== page.next || page.count !== answer.data.length)) this.pages.length = i + 1; // the list has moved under it
-      page.count = answer.data.length;
     } catch (err) {
-      if (run !== this.run || err.name === "AbortError") return;
+      if (abort !== this.abort || err.name === "AbortError") return;
       this.failed = err.message;
-      if (first) this.pages.pop();
     } finally {
       page.reading = false;
-      if (run === this.run) {
-        if (first) this.loading = false;
-        this.render(true);
-      }
+      if (abort === this.abort) this.render();
     }
   }
 
+  // top is how many pixels of the whole list are above the window. A list that is
+  // too tall for a document stands in a shorter one: small steps move it as far as
+  // the document, large ones in proportion.
+  top() {
+    const at = -this.window.getBoundingClientRect().top;
+    const over = this.full - this.height;
+    if (over <= 0) {
+      this.offset = 0;
+    } else if (at <= 0) {
+      this.offset = 0;
+    } else if (at >= this.height - innerHeight) {
+      this.offset = over;
+    } else if (Math.abs(at - this.last) > 2 * innerHeight) {
+      this.offset = this.proportion(at);
+    }
+    this.last = at;
+    return at + this.offset;
+  }
+
+  proportion(at) {
+    return Math.min(1, Math.max(0, at / (this.height - innerHeight))) * (this.full - this.height);
+  }
+
+  // settleScroll moves the document to where the list stands in proportion, without
+  // moving what is seen, so that neither end comes too early.
+  settleScroll() {
+    if (this.full <= this.height) return;
+    const top = this.top();
+    const reach = (this.full - innerHeight) / (this.height - innerHeight);
+    const wanted = top / reach;
+    if (this.last <= 0 || top >= this.full - innerHeight || Math.abs(wanted - this.last) < 50) return;
+    this.moveTo(top);
+  }
+
+  // moveTo brings a place of the whole list to the window's upper edge.
+  moveTo(top) {
+    if (this.full <= this.height) return scrollBy(0, top - this.top());
+    const at = Math.round(top / ((this.full - innerHeight) / (this.height - innerHeight)));
+    scrollBy(0, at + this.window.getBoundingClientRect().top);
+    this.last = -this.window.getBoundingClientRect().top;
+    this.offset = Math.max(0, Math.min(top - this.last, this.full - this.height));
+    this.render();
+  }
+
   // render puts the rows near the window into the document.
-  render(changed) {
-    const length = this.length;
+  render() {
     const height = this.rowHeight();
-    this.window.style.height = `${length * height}px`;
-    const top = -this.window.getBoundingClientRect().top;
+    this.window.style.height = `${this.height}px`;
+    const top = this.top();
     const from = Math.max(0, Math.floor(top / height) - slack);
-    const to = Math.min(length, Math.ceil((top + innerHeight) / height) + slack);
+    const to = Math.min(this.total, Math.ceil((top + innerHeight) / height) + slack);
     for (const [index, node] of this.nodes) {
       // The focused row stays, or the keyboard would lose its place.
-      if ((index < from || index >= to) && !(node === document.activeElement && index < length)) {
+      if ((index < from || index >= to) && !(node === document.activeElement && index < this.total)) {
         node.remove();
         this.nodes.delete(index);
       }
@@ -205,27 +229,22 @@ class List {
     for (let index = from; index < to; index++) {
       const row = this.row(index);
       const old = this.nodes.get(index);
-      if (old && old.row === row) continue;
-      this.place(index, row, old, height);
+      if (old && old.row === row) old.style.translate = `0 ${index * height - this.offset}px`;
+      else this.place(index, row, old, height);
     }
-    if (to > from) {
-      for (let i = this.pageOf(from); i <= this.pageOf(to - 1); i++) {
-        const page = this.pages[i];
-        if ((!page.rows || page.stale) && !page.fresh) this.read(i);
+    if (to > from && !this.failed) {
+      const first = Math.floor(from / pageRows);
+      const last = Math.floor((to - 1) / pageRows);
+      for (let i = first; i <= last; i++) {
+        const page = this.pages.get(i);
+        if (!page?.rows || page.stale) this.read(i);
       }
-      this.forget(this.pageOf(from), this.pageOf(to - 1));
+      this.forget(first, last);
     }
-    this.grid.setAttribute("aria-rowcount", this.finished ? String(length + 1) : "-1");
-    this.say(length);
-    if (changed && this.wanted >= 0) this.goTo(this.wanted);
-    if (changed) {
-      // The first row stands for all until one is chosen.
-      const row = this.row((this.shown ??= 0));
-      if (row && row !== this.panel.row) this.panel.show(row, this);
-    }
-    // The observer tells of changes only; the end may have stayed in view.
-    const box = this.tail.getBoundingClientRect();
-    if (!this.failed && box.top < innerHeight + ahead) this.more();
+    this.grid.setAttribute("aria-rowcount", String(this.total + 1));
+    this.say(Math.max(0, Math.ceil(top / height)), Math.min(this.total, Math.floor((top + innerHeight) / height)));
+    const row = this.row(this.shown);
+    if (row && row !== this.panel.row) this.panel.show(row, this);
   }
 
   rowHeight() {
@@ -235,7 +254,8 @@ class List {
   place(index, row, old, height) {
     const node = this.element(index, row);
     node.row = row;
-    node.style.translate = `0 ${index * height}px`;
+    node.index = index; // before it may take the focus over
+    node.style.translate = `0 ${index * height - this.offset}px`;
     node.tabIndex = index === this.active ? 0 : -1;
     if (old) {
       const focused = old === document.activeElement;
@@ -247,7 +267,6 @@ class List {
       for (const [i, other] of this.nodes) if (i > index && (next === null || i < next.index)) next = other;
       this.window.insertBefore(node, next);
     }
-    node.index = index;
     this.nodes.set(index, node);
   }
 
@@ -258,30 +277,71 @@ class List {
       return el("div", attributes, el("span", { class: "n" }), ...this.inline.map(() => el("span", { class: "value" })));
     }
     if (row.superseded) attributes.class += " superseded";
+    if (row.superseded_by) attributes.title = `Superseded by ${row.superseded_by.op} ${row.superseded_by.seq}`;
     return el("div", attributes,
       el("span", { class: "n", role: "rowheader" }, count.format(row.n)),
       ...this.inline.map((name) => el("span", { class: "value" + (this.key.has(name) ? " key" : ""), role: "gridcell" }, value(own(row.row, name), inlineText))),
-      el("span", { class: "effect", role: "gridcell" }, el("i", { class: `swatch fill-${row.effect}` }), row.superseded ? "Superseded" : words[row.effect] ?? row.effect));
+      el("span", { class: "effect", role: "gridcell" }, el("i", { class: `swatch fill-${row.effect}` }), row.superseded ? overtaken(row, "Superseded") : words[row.effect] ?? row.effect));
   }
 
   forget(from, to) {
-    const held = this.pages.map((page, i) => [page, i < from ? from - i : i > to ? i - to : 0]).filter(([page]) => page.rows);
+    const held = [...this.pages].map(([i, page]) => [i, i < from ? from - i : i > to ? i - to : 0, page]);
     if (held.length <= keepPages) return;
     held.sort((a, b) => b[1] - a[1]);
-    for (const [page, distance] of held.slice(0, held.length - keepPages)) if (distance > 0) page.rows = null;
+    for (const [i, distance, page] of held.slice(0, held.length - keepPages)) if (distance > 0 && !page.reading) this.pages.delete(i);
   }
 
-  say(length) {
-    const total = Number(this.root.dataset.total);
+  say(from, to) {
+    const total = this.total;
     let text = "";
     if (this.failed) text = `The rows could not be read: ${this.failed}`;
-    else if (this.loading && length === 0) text = "Reading the staged rows…";
-    else if (this.finished && length === 0) text = this.effect ? `No row would ${verb(this.effect)}.` : this.root.dataset.growing === "true" ? "No rows staged so far." : "No rows were staged.";
-    else if (this.finished) text = length === 1 ? "1 row" : `All ${count.format(length)} rows`;
-    else text = `${count.format(length)} of ${count.format(Math.max(total, length))} rows; more come as you scroll`;
+    else if (total === 0) text = this.effect ? `No row ${verb(this.effect)}.` : this.root.dataset.growing === "true" ? "No rows staged so far." : "No rows were staged.";
+    else text = total === 1 ? "1 row" : `All ${count.format(total)} rows`;
+    const place = document.getElementById("place");
+    if (place) place.textContent = total > 1 && to > from ? `Rows ${count.format(from + 1)} to ${count.format(to)} of ${count.format(total)}` : "";
     if (this.tail.dataset.text === text) return;
     this.tail.dataset.text = text;
-    this.tail.replaceChildren(text, this.failed ? " " : "", this.failed ? el("button", { class: "btn", click: () => { this.failed = ""; this.more(); this.render(); } }, "Try again") : "");
+    this.tail.replaceChildren(text, this.failed ? " " : "", this.failed ? el("button", { class: "btn", click: () => { this.failed = ""; this.render(); } }, "Try again") : "");
+  }
+
+  // find goes to where a key stands, as PostgreSQL orders keys.
+  async find(typed) {
+    const box = document.getElementById("find-problem");
+    const say = (text) => {
+      box.textContent = text;
+      document.getElementById("find").setAttribute("aria-invalid", text ? "true" : "false");
+    };
+    say("");
+    const key = this.typedKey(typed);
+    if (key.length !== this.keyColumns.length) {
+      return say(typed.trim() === "" ? "Type a key first." : `The key is (${this.keyColumns.join(", ")}): give ${this.keyColumns.length} values separated by commas.`);
+    }
+    const query = new URLSearchParams({ limit: 1 });
+    if (this.effect) query.set("effect", this.effect);
+    for (const part of key) query.append("from_key", part);
+    try {
+      const answer = await get(`${this.root.dataset.url}?${query}`, this.abort.signal);
+      const found = answer.data[0];
+      if (!found) say("No row of this list stands at or after that key: this is its end.");
+      else if (found.key.some((part, i) => part !== key[i])) say(`No row has just this key: the next is ${found.key.join(", ")}.`);
+      this.goTo(found ? answer.position : this.total - 1);
+    } catch (err) {
+      if (err.name !== "AbortError") say(err.message);
+    }
+  }
+
+  // typedKey reads a key as people type it: values separated by commas, or JSON.
+  typedKey(typed) {
+    const text = typed.trim();
+    if (text === "") return [];
+    if (text.startsWith("[")) {
+      try {
+        return JSON.parse(text).map(String);
+      } catch {
+        // a value that begins like this
+      }
+    }
+    return this.keyColumns.length === 1 ? [text] : text.split(",").map((part) => part.trim());
   }
 
   // Pointer, focus and touch show a row; what was chosen by key or press stays.
@@ -326,10 +386,9 @@ class List {
   }
 
   reveal(index) {
-    const row = this.row(index);
-    if (!row) return;
     this.shown = index;
-    this.panel.show(row, this);
+    const row = this.row(index);
+    if (row) this.panel.show(row, this);
   }
 
   activate(index) {
@@ -343,7 +402,7 @@ class List {
   keydown(e) {
     if (e.altKey || e.ctrlKey || e.metaKey) return;
     const screen = Math.max(1, Math.floor(innerHeight / this.rowHeight()) - 4);
-    const to = { ArrowDown: this.active + 1, ArrowUp: this.active - 1, PageDown: this.active + screen, PageUp: this.active - screen, Home: 0, End: this.length - 1 }[e.key];
+    const to = { ArrowDown: this.active + 1, ArrowUp: this.active - 1, PageDown: this.active + screen, PageUp: this.active - screen, Home: 0, End: this.total - 1 }[e.key];
     if (to !== undefined) {
       e.preventDefault();
       this.goTo(Math.max(0, to));
@@ -356,21 +415,17 @@ class List {
     }
   }
 
-  // goTo focuses a row, reading on when it is not there yet.
+  // goTo focuses a row, wherever it is; its values come when they are read.
   goTo(index) {
-    if (index >= this.length && !this.finished) {
-      this.wanted = index;
-      return this.more();
-    }
-    this.wanted = -1;
-    index = Math.min(index, this.length - 1);
+    index = Math.min(index, this.total - 1);
     if (index < 0) return;
     const height = this.rowHeight();
-    const top = this.window.getBoundingClientRect().top + index * height;
     const upper = this.head.getBoundingClientRect().bottom;
     const lower = (document.querySelector(".decide")?.getBoundingClientRect().top ?? innerHeight) - height - 4;
-    if (top < upper) scrollBy(0, top - upper);
-    else if (top > lower) scrollBy(0, top - lower);
+    const y = index * height - this.top(); // below the window's upper edge
+    if (Math.abs(y) > 2 * innerHeight) this.moveTo(index * height - (upper + lower) / 2);
+    else if (y < upper) scrollBy(0, y - upper);
+    else if (y > lower) scrollBy(0, y - lower);
     this.activate(index);
     this.render();
     this.nodes.get(index)?.focus({ preventScroll: true });
@@ -382,8 +437,15 @@ class List {
 }
 
 function verb(effect) {
-  return { insert: "be inserted", overwrite: "be overwritten", identical: "stay identical" }[effect] ?? "have an unknown effect";
+  return { insert: "would be inserted", overwrite: "would be overwritten", identical: "is identical", superseded: "was superseded" }[effect] ?? "is of unknown effect";
 }
+
+// overtaken names the change that a row gave way to, while history has it.
+function overtaken(row, otherwise) {
+  return row.superseded_by ? `${row.superseded_by.op} ${row.superseded_by.seq}` : otherwise;
+}
+
+const arrived = { waiting: "still on its way", held: "held at the receiver", quarantined: "quarantined", skipped: "skipped", dropped: "dropped: not sent", applied: "applied" };
 
 // own reads a column whatever it is called.
 function own(row, name) {
@@ -440,11 +502,14 @@ class Panel {
     this.title.replaceChildren(`Row ${count.format(row.n)}: `, el("span", { class: "mono" }, value(row.key.join(", "), inlineText)));
     this.verdict.replaceChildren(
       row.superseded ? el("strong", { class: "warn" }, "Superseded: a newer change of this key overtook it, so it is not sent. ") : "",
+      row.superseded_by ? `That was ${row.superseded_by.op} ${row.superseded_by.seq}, ${ago(Date.parse(row.superseded_by.at))}, ${arrived[row.superseded_by.state] ?? row.superseded_by.state}. ` : "",
       {
         insert: `${to} lacks this row: releasing it inserts it.`,
         overwrite: `${to} holds other values: releasing it overwrites ${changed.size === 1 ? "1 column" : `${changed.size} columns`}.`,
         identical: `${to} holds exactly this row.`,
-      }[row.effect] ?? `The agent of ${to} has not compared this row yet.`);
+      }[row.effect] ?? `The agent of ${to} has not compared this row yet.`,
+      list.root.dataset.life ? " " : "",
+      list.root.dataset.life ? el("a", { href: `${list.root.dataset.life}&key=${encodeURIComponent(JSON.stringify(row.key))}` }, "All that happened to this row") : "");
     const beside = row.effect === "overwrite" && row.receiver;
     const line = (name) => {
       const differs = changed.has(name);
