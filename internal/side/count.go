@@ -42,7 +42,7 @@ func (db *DB) countRows(ctx context.Context, tx pgx.Tx, c *Count, limit time.Dur
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT count(*), clock_timestamp() FROM `+c.Table.SQL).Scan(&c.Rows, &c.At)
 	})
-	if SQLState(err) != "57014" {
+	if SQLState(err) != queryCanceled {
 		return err
 	}
 	c.Estimated = true

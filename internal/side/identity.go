@@ -160,7 +160,7 @@ func (db *DB) same(ctx context.Context, tx pgx.Tx, as *met) error {
 // that then ends well, its session has lived through the write: had the server
 // crashed and come back in between, the write would prove nothing.
 func (db *DB) beat(ctx context.Context, as *met) (reads int64, err error) {
-	err = pgx.BeginTxFunc(ctx, db.beats, pgx.TxOptions{BeginQuery: writing}, func(tx pgx.Tx) error {
+	err = db.over(ctx, db.beats, writing, func(tx pgx.Tx) error {
 		if err := db.same(ctx, tx, as); err != nil {
 			return err
 		}

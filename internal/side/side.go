@@ -118,6 +118,7 @@ func bounded(name string) string {
 // that a role or database could have set against us. They are set in every
 // transaction, because a session may be another's after a pooler.
 const pinned = `
+	SET LOCAL statement_timeout = 0;
 	SET LOCAL search_path = pg_catalog, pg_temp;
 	SET LOCAL row_security = off;
 	SET LOCAL synchronous_commit = on;
@@ -131,7 +132,6 @@ const pinned = `
 	SET LOCAL xmloption = 'content';
 	SET LOCAL array_nulls = on;
 	SET LOCAL quote_all_identifiers = off;
-	SET LOCAL statement_timeout = 0;
 	SET LOCAL lock_timeout = '3s';
 	SET LOCAL idle_in_transaction_session_timeout = '5min';
 	SET LOCAL jit = off`
@@ -144,12 +144,32 @@ const byIndex = `SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = o
 // Transactions of a side, all under the pinned settings.
 const (
 	// reading sees one snapshot, taken by its first query: locks come before it.
-	reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;" + byIndex + pinned
+	reading = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;" + pinned + ";" + byIndex
 	writing = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;" + pinned
 )
 
 func (db *DB) in(ctx context.Context, begin string, fn func(pgx.Tx) error) error {
-	return connect.Explain("the database of "+db.Site+"/"+db.Side, pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{BeginQuery: begin}, fn))
+	return db.over(ctx, db.pool, begin, fn)
+}
+
+// queryCanceled is PostgreSQL's error code of a statement that took too long.
+const queryCanceled = "57014"
+
+// over runs fn in a transaction of the pool. A statement_timeout that came with the
+// session can cancel the statements that put it off: these are tried again.
+func (db *DB) over(ctx context.Context, pool *pgxpool.Pool, begin string, fn func(pgx.Tx) error) error {
+	var err error
+	for range 20 {
+		began := false
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error {
+			began = true
+			return fn(tx)
+		})
+		if began || SQLState(err) != queryCanceled {
+			break
+		}
+	}
+	return connect.Explain("the database of "+db.Site+"/"+db.Side, err)
 }
 
 // do runs one statement in a writing transaction of its own.
