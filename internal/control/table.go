@@ -20,6 +20,7 @@ type TableChange struct {
 	Update       *bool     `json:"update"`
 	Delete       *bool     `json:"delete"`
 	CapturedFrom []string  `json:"captured_from"`
+	Conflict     *string   `json:"conflict"` // the side that wins, or quarantine, for a table captured on both
 	ApplyOrder   *int      `json:"apply_order"`
 	Excluded     *[]string `json:"excluded"`
 }
@@ -43,13 +44,21 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		}
 	}
 	if len(c.CapturedFrom) > 1 {
-		return nil, backfill.Errorf(backfill.Refused,
-			"a table captured from both sides needs conflict detection, which this version does not have: name one side in captured_from")
+		c.CapturedFrom = slices.Compact(slices.Sorted(slices.Values(c.CapturedFrom)))
+	}
+	if w := c.Conflict; w != nil && *w != backfill.Quarantine && !slices.ContainsFunc(st.Sides, func(x Side) bool { return x.Name == *w }) {
+		return nil, backfill.Errorf(backfill.Invalid, "conflict: name the side whose change wins, %s or %s, or %s", st.Sides[0].Name, st.Sides[1].Name, backfill.Quarantine)
 	}
 	if c.Excluded != nil && len(*c.Excluded) > 0 {
 		return nil, backfill.Errorf(backfill.Refused, "excluded columns are not supported by this version")
 	}
 	err = s.in(ctx, func(tx pgx.Tx) error {
+		if c.CapturedFrom != nil || c.Conflict != nil {
+			// What is being pushed is judged by the old policy or the new one.
+			if err := lockSite(ctx, tx, site); err != nil {
+				return err
+			}
+		}
 		var known bool
 		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM backfill_control.table_config WHERE site = $1 AND name = $2 AND removed_at IS NULL)`,
 			site, parsed.String()).Scan(&known); err != nil {
@@ -74,6 +83,9 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 			 WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL ON CONFLICT DO NOTHING`, site, parsed.String()); err != nil {
 			return err
 		}
+		if err := putPolicy(ctx, tx, site, parsed.String(), c); err != nil {
+			return err
+		}
 		if err := audit(ctx, tx, by, "table.put", site, parsed.String(), map[string]any{"change": c}); err != nil {
 			return err
 		}
@@ -83,6 +95,40 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		return nil, err
 	}
 	return s.Table(ctx, site, parsed.String())
+}
+
+// putPolicy records what decides conflicts from now on. The locks of both directions
+// are held, so everything pushed later gets a higher seq.
+func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange) error {
+	var t backfill.Table
+	if err := tx.QueryRow(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL`, site, table).
+		Scan(tableFields(&t)...); err != nil {
+		return err
+	}
+	before, winner := "", ""
+	if n := len(t.Policies); n > 0 {
+		before = t.Policies[n-1].Winner
+	}
+	switch {
+	case t.TwoWay() && c.Conflict != nil:
+		winner = *c.Conflict
+	case t.TwoWay() && before != "":
+		winner = before
+	case t.TwoWay():
+		return backfill.Errorf(backfill.Invalid, "conflict: %s is to be captured from both sides: name the side whose change wins when both have changed a row, %s or %s, or %s",
+			table, t.CapturedFrom[0], t.CapturedFrom[1], backfill.Quarantine)
+	case c.Conflict != nil:
+		return backfill.Errorf(backfill.Invalid, "conflict: %s is captured from %s alone: name both sides in captured_from", table, t.CapturedFrom[0])
+	}
+	if winner == before {
+		return nil
+	}
+	_, err := tx.Exec(ctx, `
+		INSERT INTO backfill_control.conflict_policy (table_id, since, winner)
+		SELECT $1, coalesce(max(e.seq), 0), $3 FROM backfill_control.direction d
+		  CROSS JOIN LATERAL (SELECT seq FROM backfill_control.entry WHERE direction = d.id ORDER BY seq DESC LIMIT 1) e WHERE d.site = $2
+		ON CONFLICT (table_id, since) DO UPDATE SET winner = excluded.winner`, t.ID, site, winner)
+	return err
 }
 
 // Look is what a side's agent found of a newly configured table.
@@ -194,10 +240,11 @@ func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfi
 	return t, err
 }
 
-const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at`
+const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at,
+	coalesce((SELECT jsonb_agg(jsonb_build_object('since', p.since, 'winner', p.winner) ORDER BY p.since) FROM backfill_control.conflict_policy p WHERE p.table_id = t.id), '[]')`
 
 func tableFields(t *backfill.Table) []any {
-	return []any{&t.ID, &t.Site, &t.Name, &t.Active, &t.Create, &t.Update, &t.Delete, &t.CapturedFrom, &t.ApplyOrder, &t.Excluded, &t.UpdatedAt}
+	return []any{&t.ID, &t.Site, &t.Name, &t.Active, &t.Create, &t.Update, &t.Delete, &t.CapturedFrom, &t.ApplyOrder, &t.Excluded, &t.UpdatedAt, &t.Policies}
 }
 
 // Tables lists the tables of a site in apply order.

@@ -181,7 +181,7 @@ func (db *DB) Begin(ctx context.Context, epoch int, batch int64, nonce string, a
 		if _, err := tx.Exec(ctx, `UPDATE `+db.schema+`.applied SET seq = $1, nonce = $2`, at.Seq, at.Nonce); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `DELETE FROM `+db.schema+`.held; DELETE FROM `+db.schema+`.refused`)
+		_, err = tx.Exec(ctx, `DELETE FROM `+db.schema+`.held; DELETE FROM `+db.schema+`.refused; DELETE FROM `+db.schema+`.own`)
 		return err
 	})
 }
