@@ -100,6 +100,13 @@ func duelOf(t *testing.T, seed int64, count *tally) {
 	d.settle(two)
 	d.check(two)
 	if len(d.wrong) > 0 {
+		t.Log("history:\n" + strings.Join(testkit.Strings(t, d.C, `
+			SELECT format('%s %s %s %s %s, stamp %s', e.seq, d.from_side, e.op, e.key, coalesce(e.row[2], '-'), e.stamp)
+			       || CASE WHEN e.request_id IS NOT NULL THEN ', released' ELSE '' END || CASE WHEN e.dropped THEN ', never sent' ELSE '' END
+			       || coalesce(', lost to ' || CASE WHEN c.seq IS NOT NULL THEN coalesce(c.to_seq::text, 'what was not pushed') END, '') || coalesce(', ' || q.state, '')
+			  FROM backfill_control.entry e JOIN backfill_control.direction d ON d.id = e.direction
+			  LEFT JOIN backfill_control.conflict c ON c.direction = e.direction AND c.seq = e.seq
+			  LEFT JOIN backfill_control.quarantine q ON q.direction = e.direction AND q.seq = e.seq ORDER BY e.seq`), "\n"))
 		t.Errorf("seed %d (policy %s) went wrong; run it again with -run 'TestGuarantee2_TwoWayConvergence' -seeds 1 -seed %d\n%s", seed, d.policy, seed, strings.Join(d.wrong[:min(len(d.wrong), 20)], "\n"))
 	}
 }

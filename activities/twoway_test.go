@@ -1,6 +1,7 @@
 package activities
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
+	"backfill/internal/side"
 	"backfill/internal/testkit"
 )
 
@@ -407,4 +409,50 @@ func TestTwoWayHeldRows(t *testing.T) {
 			w.forgotten()
 		})
 	}
+}
+
+// Two sites over the same two databases, in opposite directions, would hand a change
+// to each other for ever.
+func TestATableCannotGoRoundThroughTwoSites(t *testing.T) {
+	w := newWorld(t, seats, "public.seats")
+	require.NoError(t, w.Store.CreateSite(t.Context(), "test", "oak", [2]string{"east", "west"}))
+	var oak []*Agent
+	for name, dsn := range map[string]string{"east": w.ReceiverDSN, "west": w.SourceDSN} {
+		db, err := side.Open(t.Context(), "oak", name, dsn)
+		require.NoError(t, err)
+		t.Cleanup(db.Close)
+		steps, err := db.SetupSteps(t.Context(), nil, "")
+		require.NoError(t, err)
+		require.NoError(t, db.Setup(t.Context(), steps))
+		a, err := NewAgent(t.Context(), w.Store, db, "agent of "+name, Settings{})
+		require.NoError(t, err)
+		oak = append(oak, a)
+	}
+	put := func(from string) error {
+		_, err := w.Store.PutTable(t.Context(), "test", "oak", "public.seats", control.TableChange{CapturedFrom: []string{from}})
+		return err
+	}
+	remove := func() {
+		_, err := w.Store.RemoveTable(t.Context(), "test", "oak", "public.seats")
+		require.NoError(t, err)
+	}
+	look := func() (err error) {
+		for _, a := range append([]*Agent{w.from, w.to}, oak...) {
+			err = errors.Join(err, a.ready(t.Context()))
+		}
+		return err
+	}
+	const round = "over the same two databases: its changes would go round for ever"
+
+	// Nobody has looked where the databases are: the agents notice, until it is mended.
+	require.NoError(t, put("east"))
+	require.ErrorContains(t, look(), round)
+	require.ErrorContains(t, look(), round)
+	require.Equal(t, 1, testkit.Value[int](t, w.C, `SELECT count(*) FROM backfill_control.side WHERE halted LIKE '%go round for ever%'`))
+	remove()
+	require.NoError(t, look())
+	// Now it is known.
+	require.Equal(t, backfill.Refused, backfill.CodeOf(put("east")))
+	require.NoError(t, put("west"), "the same way twice is no circle")
+	require.NoError(t, look())
 }

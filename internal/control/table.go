@@ -86,6 +86,9 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		if err := putPolicy(ctx, tx, site, parsed.String(), c); err != nil {
 			return err
 		}
+		if err := goesRound(ctx, tx, site, parsed.String()); err != nil {
+			return err
+		}
 		if err := audit(ctx, tx, by, "table.put", site, parsed.String(), map[string]any{"change": c}); err != nil {
 			return err
 		}
@@ -129,6 +132,35 @@ func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange
 		  CROSS JOIN LATERAL (SELECT seq FROM backfill_control.entry WHERE direction = d.id ORDER BY seq DESC LIMIT 1) e WHERE d.site = $2
 		ON CONFLICT (table_id, since) DO UPDATE SET winner = excluded.winner`, t.ID, site, winner)
 	return err
+}
+
+// goesRound is Refused when a table of a site, "" for any, comes back from where it
+// goes to, in another site over the same two databases: no site takes what another
+// has applied for its own, so one change would go round for ever. Where the databases
+// are is known once the agents have looked.
+func goesRound(ctx context.Context, tx pgx.Tx, site, table string) error {
+	// Of two sites configured at once, one sees the other.
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(20012)`); err != nil {
+		return err
+	}
+	var name, from, to, other string
+	err := tx.QueryRow(ctx, `
+		SELECT t.name, a.name, b.name, o.site
+		  FROM backfill_control.table_config t
+		  JOIN backfill_control.side a ON a.site = t.site AND a.name = ANY (t.captured_from)
+		  JOIN backfill_control.side b ON b.site = t.site AND b.name <> a.name
+		  JOIN backfill_control.side c ON c.site <> t.site AND (c.system_identifier, c.database_oid) = (b.system_identifier, b.database_oid)
+		  JOIN backfill_control.side d ON d.site = c.site AND d.name <> c.name AND (d.system_identifier, d.database_oid) = (a.system_identifier, a.database_oid)
+		  JOIN backfill_control.table_config o ON o.site = c.site AND o.name = t.name AND c.name = ANY (o.captured_from) AND o.removed_at IS NULL
+		 WHERE t.site = $1 AND ($2 = '' OR t.name = $2) AND t.removed_at IS NULL LIMIT 1`, site, table).Scan(&name, &from, &to, &other)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return backfill.Errorf(backfill.Refused, "%s goes from %s to %s in site %s and back in site %s, over the same two databases: its changes would go round for ever; remove it from one of the sites, and capture it from both sides in the other if both write it",
+		name, from, to, site, other)
 }
 
 // Look is what a side's agent found of a newly configured table.

@@ -32,7 +32,12 @@ CREATE TABLE backfill_control.conflict (
     PRIMARY KEY (direction, seq)
 );
 
+-- With the cluster's identifier: which database a side is, to notice two sites over
+-- the same two.
+ALTER TABLE backfill_control.side ADD COLUMN database_oid oid;
+
 -- +goose Down
+ALTER TABLE backfill_control.side DROP COLUMN database_oid;
 DROP TABLE backfill_control.conflict;
 DROP TABLE backfill_control.conflict_policy;
 ALTER TABLE backfill_control.direction DROP COLUMN reach;
