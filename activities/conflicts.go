@@ -74,6 +74,7 @@ func (l *applier) tell(ctx context.Context, applied side.Applied) error {
 }
 
 func (l *applier) recordLost(ctx context.Context) error {
+	layouts := map[string]int64{}
 	for {
 		rows, err := l.db.Lost(ctx, lostRows)
 		if err != nil || len(rows) == 0 {
@@ -84,11 +85,16 @@ func (l *applier) recordLost(ctx context.Context) error {
 		for i, r := range rows {
 			notes[i] = r.Note
 			lost[i] = control.Lost{Note: r.Note, TableID: r.TableID, Own: r.Own, Seq: r.Seq, ToSeq: r.ToSeq, Op: r.Op, Key: r.Key, Row: r.Row}
-			if r.Row != nil && r.Layout != nil {
-				if lost[i].LayoutID, err = l.store.PutLayout(ctx, r.Layout); err != nil {
+			if r.Row == nil || r.Layout == nil {
+				continue
+			}
+			shape := r.Layout.Fingerprint()
+			if layouts[shape] == 0 {
+				if layouts[shape], err = l.store.PutLayout(ctx, r.Layout); err != nil {
 					return err
 				}
 			}
+			lost[i].LayoutID = layouts[shape]
 		}
 		if err := l.store.RecordLost(ctx, l.Out, l.In, lost, l.db.Snapshot); err != nil {
 			return err

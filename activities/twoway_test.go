@@ -1,8 +1,11 @@
 package activities
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -200,6 +203,35 @@ func TestTwoWayAWriteDuringAnApplyIsSeen(t *testing.T) {
 			require.Len(t, w.lost(), 1)
 		})
 	}
+}
+
+// A row that the application never stops writing is applied all the same.
+func TestTwoWayARowThatIsWrittenAllTheTime(t *testing.T) {
+	w := newTwoWay(t, testkit.Source, seats, "public.seats")
+	w.onSource(`INSERT INTO seats VALUES (1, 'old')`)
+	w.rest()
+	var stop atomic.Bool
+	var writers sync.WaitGroup
+	for range 6 {
+		app := testkit.Session(t, w.ReceiverDSN)
+		writers.Go(func() {
+			for i := 0; !stop.Load(); i++ {
+				_, _ = app.Exec(context.Background(), `UPDATE seats SET who = $1 WHERE id = 1`, fmt.Sprintf("central %d", i))
+			}
+		})
+	}
+	defer writers.Wait()
+	defer stop.Store(true)
+	for i := range 5 {
+		w.onSource(fmt.Sprintf(`UPDATE seats SET who = 'school %d'`, i))
+		w.pushOf(w.from)
+		_, err := w.apply1.apply(t.Context())
+		require.NoError(t, err)
+	}
+	stop.Store(true)
+	writers.Wait()
+	w.rest()
+	w.Equal("seats")
 }
 
 // A push that crashed after its commit, or was held up, does not make what it sent

@@ -86,7 +86,8 @@ type Lost struct {
 
 // RecordLost keeps what a side has seen lose. A version that was never sent enters
 // history under a number of its own, with the snapshot given, which is asked for
-// under the lock of the side's direction; it is not delivered. It may run again.
+// under the lock of the side's direction; it is not delivered. A released row that gave
+// way on the receiver counts as superseded. It may run again.
 func (s *Store) RecordLost(ctx context.Context, out, in backfill.Direction, lost []Lost, snapshot func(context.Context) (string, error)) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
 		if err := lockDirection(ctx, tx, out.ID); err != nil {
@@ -96,61 +97,60 @@ func (s *Store) RecordLost(ctx context.Context, out, in backfill.Direction, lost
 		if err != nil {
 			return err
 		}
-		counts := map[int32]int{}
-		for _, l := range lost {
-			n, err := recordLost(ctx, tx, out, in, l, snap)
-			if err != nil {
-				return err
-			}
-			counts[l.TableID] += n
+		if _, err := tx.Exec(ctx, `
+			CREATE TEMP TABLE lost (note text, table_id integer, own boolean, seq bigint, to_seq bigint, op text, key text[], layout_id bigint, "row" text[],
+			    unsent boolean NOT NULL DEFAULT false) ON COMMIT DROP`); err != nil {
+			return err
+		}
+		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"pg_temp", "lost"}, []string{"note", "table_id", "own", "seq", "to_seq", "op", "key", "layout_id", "row"},
+			pgx.CopyFromSlice(len(lost), func(i int) ([]any, error) {
+				l := lost[i]
+				return []any{l.Note, l.TableID, l.Own, l.Seq, l.ToSeq, l.Op, l.Key, l.LayoutID, l.Row}, nil
+			})); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `
+			DELETE FROM pg_temp.lost l USING backfill_control.conflict c WHERE c.note = l.note::uuid;
+			UPDATE pg_temp.lost SET seq = nextval(pg_get_serial_sequence('backfill_control.entry', 'seq')), unsent = true WHERE seq IS NULL`); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, `
+			INSERT INTO backfill_control.entry (seq, direction, table_id, layout_id, snap, op, dropped, key, row) OVERRIDING SYSTEM VALUE
+			SELECT seq, $1, table_id, nullif(layout_id, 0), $2::text::pg_snapshot, op::"char", true, key, "row" FROM pg_temp.lost WHERE unsent`, out.ID, snap); err != nil {
+			return err
 		}
 		if err := endBatch(ctx, tx, out.ID, rand.Text()); err != nil {
 			return err
 		}
-		for table, n := range counts {
-			if n == 0 {
-				continue
-			}
-			var name string
-			if err := tx.QueryRow(ctx, `SELECT name FROM backfill_control.table_config WHERE id = $1`, table).Scan(&name); err != nil {
-				return err
-			}
-			if err := audit(ctx, tx, "backfill", "conflict", out.Site, name, map[string]any{"versions": n, "noticed_by": out.From}); err != nil {
+		rows, err := tx.Query(ctx, `
+			WITH noted AS (
+			    INSERT INTO backfill_control.conflict (direction, seq, to_seq, note)
+			    SELECT CASE WHEN own THEN $1::int ELSE $2 END, seq, to_seq, note::uuid FROM pg_temp.lost
+			    ON CONFLICT DO NOTHING RETURNING *),
+			gave AS (
+			    UPDATE backfill_control.staged s SET superseded_by = coalesce(n.to_seq, 0)
+			      FROM noted n JOIN backfill_control.entry e ON e.direction = n.direction AND e.seq = n.seq
+			     WHERE s.request_id = e.request_id AND s.key = e.key RETURNING s.request_id),
+			counted AS (
+			    UPDATE backfill_control.request r SET released = released - g.rows, superseded = superseded + g.rows
+			      FROM (SELECT request_id, count(*) AS rows FROM gave GROUP BY 1) g WHERE r.id = g.request_id)
+			SELECT t.name, count(*) FROM noted JOIN pg_temp.lost l ON l.note::uuid = noted.note JOIN backfill_control.table_config t ON t.id = l.table_id GROUP BY 1`, out.ID, in.ID)
+		if err != nil {
+			return err
+		}
+		type noticed struct {
+			Table    string
+			Versions int
+		}
+		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[noticed])
+		if err != nil {
+			return err
+		}
+		for _, n := range all {
+			if err := audit(ctx, tx, "backfill", "conflict", out.Site, n.Table, map[string]any{"versions": n.Versions, "noticed_by": out.From}); err != nil {
 				return err
 			}
 		}
 		return notify(ctx, tx, "site", out.Site)
 	})
-}
-
-func recordLost(ctx context.Context, tx pgx.Tx, out, in backfill.Direction, l Lost, snap string) (int, error) {
-	direction, seq := in.ID, l.Seq
-	if l.Own {
-		direction = out.ID
-	}
-	if seq == nil {
-		var known bool
-		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM backfill_control.conflict WHERE note = $1)`, l.Note).Scan(&known); err != nil || known {
-			return 0, err
-		}
-		if err := tx.QueryRow(ctx, `
-			INSERT INTO backfill_control.entry (direction, table_id, layout_id, snap, op, dropped, key, row)
-			VALUES ($1, $2, nullif($3::bigint, 0), $4::text::pg_snapshot, $5::text::"char", true, $6, $7) RETURNING seq`,
-			direction, l.TableID, l.LayoutID, snap, l.Op, l.Key, l.Row).Scan(&seq); err != nil {
-			return 0, err
-		}
-	}
-	tag, err := tx.Exec(ctx, `
-		INSERT INTO backfill_control.conflict (direction, seq, to_seq, note) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`, direction, seq, l.ToSeq, l.Note)
-	if err != nil || tag.RowsAffected() == 0 {
-		return 0, err
-	}
-	// A released row that gave way on the receiver counts as superseded.
-	_, err = tx.Exec(ctx, `
-		WITH row AS (
-		    UPDATE backfill_control.staged s SET superseded_by = coalesce($3::bigint, 0)
-		      FROM backfill_control.entry e WHERE e.direction = $1 AND e.seq = $2 AND s.request_id = e.request_id AND s.key = e.key RETURNING s.request_id)
-		UPDATE backfill_control.request r SET released = released - 1, superseded = superseded + 1 FROM row WHERE r.id = row.request_id`,
-		direction, seq, l.ToSeq)
-	return 1, err
 }

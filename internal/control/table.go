@@ -126,6 +126,16 @@ func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange
 	if winner == before {
 		return nil
 	}
+	if before == "" {
+		var reason string
+		err := tx.QueryRow(ctx, `SELECT reason FROM backfill_control.stopped WHERE table_id = $1 LIMIT 1`, t.ID).Scan(&reason)
+		if err == nil {
+			return backfill.Errorf(backfill.Refused, "changes of %s have been stopped, by: %s; let them catch up before it is captured from both sides, as conflicts are told by what was applied", table, reason)
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+	}
 	_, err := tx.Exec(ctx, `
 		INSERT INTO backfill_control.conflict_policy (table_id, since, winner)
 		SELECT $1, coalesce(max(e.seq), 0), $3 FROM backfill_control.direction d
