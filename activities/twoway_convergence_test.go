@@ -22,18 +22,7 @@ import (
 // while a person decides conflicts. When all is quiet the sides must be equal, changes
 // must have come to rest, and every version that nobody overwrote knowingly must be
 // there or be found in history as one that lost a conflict.
-func TestGuarantee2_TwoWayConvergence(t *testing.T) {
-	enough := time.Now().Add(15 * time.Second)
-	first := *seed
-	if first == 0 {
-		first = time.Now().Unix() % 1_000_000_000
-	}
-	totals := &tally{}
-	for i := int64(0); i < int64(*seeds) || *seeds == 0 && (i == 0 || time.Now().Before(enough) && !testing.Short()); i++ {
-		t.Run(fmt.Sprintf("seed=%d", first+i), func(t *testing.T) { duelOf(t, first+i, totals) })
-	}
-	t.Log(totals)
-}
+func TestGuarantee2_TwoWayConvergence(t *testing.T) { random(t, 15*time.Second, duelOf, 795987689) }
 
 // duel is one schedule.
 type duel struct {

@@ -297,6 +297,23 @@ func TestGuarantee4_TwoWayBackfillsOfBothDirections(t *testing.T) {
 	require.Equal(t, []string{"(1,school)", "(2,school)", "(3,school)", "(4,school)", "(5,central)", "(6,central)", "(7,central)", "(8,central)", "(9,central)"}, source)
 }
 
+// Two releases of the same key, one each way, must not both find the way free.
+func TestGuarantee4_TwoWayReleasesTakeTurns(t *testing.T) {
+	w := newTwoWay(t, testkit.Source, seats, "public.seats")
+	w.onSource(`INSERT INTO seats VALUES (1, 'school')`)
+	w.rest()
+	id := w.Request("public.seats").ID
+	w.walk(id)
+	w.Approve(id)
+	other := testkit.Session(t, w.ControlDSN)
+	testkit.Exec(t, other, `BEGIN; SELECT pg_advisory_xact_lock(20011, `+fmt.Sprint(w.to.Out.ID)+`)`)
+	wait := async(func() (bool, error) { return w.Store.ReleaseBatch(t.Context(), id, 10) })
+	testkit.Eventually(t, "the release waits for one of the other direction", func() bool { return testkit.LockWaiters(t, w.C) == 1 })
+	testkit.Exec(t, other, `COMMIT`)
+	_, err := wait()
+	require.NoError(t, err)
+}
+
 // With quarantine the key is set aside on both sides until a person decides on one.
 func TestTwoWayQuarantineIsDecidedOnce(t *testing.T) {
 	for name, c := range map[string]struct {
