@@ -198,10 +198,10 @@ var errBehind = errors.New("the last push was committed and has not removed its 
 // sent writes what a push has sent of tables captured on both sides, for this side
 // to know as its own changes; nil when there are no such tables.
 func (a *Agent) sent(ctx context.Context, config map[string]backfill.Table, nonce string) func(io.Writer) error {
-	var ids []int32
+	var ids []int64
 	for _, t := range config {
 		if t.TwoWay() {
-			ids = append(ids, t.ID)
+			ids = append(ids, int64(t.ID))
 		}
 	}
 	if ids == nil {

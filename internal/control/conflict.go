@@ -19,12 +19,12 @@ func (s *Store) LastPush(ctx context.Context, direction int32) (batch int64, non
 
 // CopySent writes what a push has added of some tables in COPY's binary form:
 // table_id, key, seq, of each key the last.
-func (s *Store) CopySent(ctx context.Context, direction int32, nonce string, tables []int32, w io.Writer) error {
+func (s *Store) CopySent(ctx context.Context, direction int32, nonce string, tables []int64, w io.Writer) error {
 	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
 		SELECT e.table_id, e.key, max(e.seq) FROM backfill_control.batch b
 		  JOIN backfill_control.entry e ON e.direction = b.direction AND e.seq BETWEEN b.first_seq AND b.last_seq
-		 WHERE b.direction = %d AND b.nonce = '%s' AND e.table_id IN (%s) AND e.key IS NOT NULL GROUP BY 1, 2) TO STDOUT (FORMAT binary)`,
-		direction, nonce, numbers(tables)))
+		 WHERE b.direction = %d AND b.nonce = '%s' AND e.table_id = ANY ('%s') AND e.key IS NOT NULL GROUP BY 1, 2) TO STDOUT (FORMAT binary)`,
+		direction, nonce, array(tables)))
 }
 
 // CopyUnseen writes what of a table its receiver has not applied, or has set aside,
@@ -35,17 +35,6 @@ func (s *Store) CopyUnseen(ctx context.Context, direction, table int32, w io.Wri
 		 WHERE d.id = %d AND e.table_id = %d AND e.key IS NOT NULL AND e.request_id IS NULL
 		   AND (e.seq > d.applied_seq OR e.seq IN (SELECT seq FROM backfill_control.quarantine WHERE direction = d.id AND state <> 'skipped'))
 		 GROUP BY 1, 2) TO STDOUT (FORMAT binary)`, direction, table))
-}
-
-func numbers(ids []int32) string {
-	s := ""
-	for i, id := range ids {
-		if i > 0 {
-			s += ", "
-		}
-		s += fmt.Sprint(id)
-	}
-	return s
 }
 
 // Reached records up to where a receiver has seen every change of two-way tables.
