@@ -144,6 +144,7 @@ func TestGuarantee2_TwoWayConflictsAreDecidedAlikeOnBothSides(t *testing.T) {
 			w.pushOf(w.to)
 			// One more on top that is not pushed when the other side's change comes.
 			w.onReceiver(`UPDATE seats SET who = 'central, later' WHERE id = 2`)
+			w.applyOn(w.apply1)
 			w.rest()
 			w.Equal("seats")
 			source, _ := w.both("seats")
