@@ -10,14 +10,24 @@ import (
 // The law is the one of adaptive batch sizes in online schema changes: multiply by
 // target over the 90th percentile of the last ten pages, at most 1.5 at a time, and
 // fall to a tenth when a page takes five times too long.
+//
+// What a page costs however few rows it has, such as the ways to a far database, is
+// told apart from what its rows cost: fewer rows would not save it. Where that is
+// half of the target or more, the rows of a page may take as long again.
 type PageSize struct {
 	Target   time.Duration
 	Min, Max int   // rows
 	MaxBytes int64 // a page should not hold more, beyond one row
 
 	rows  int
-	times []time.Duration // per row, newest last
-	bytes float64         // per row, of the last page
+	pages []page  // the last ten
+	bytes float64 // per row, of the last page
+	line
+}
+
+type page struct {
+	rows int
+	took time.Duration
 }
 
 // Rows is the size of the next page.
@@ -38,29 +48,54 @@ func (p *PageSize) Took(rows int, bytes int64, d time.Duration) {
 		return
 	}
 	p.bytes = float64(bytes) / float64(rows)
-	p.times = append(p.times, d/time.Duration(rows))
-	if len(p.times) > 10 {
-		p.times = p.times[1:]
-	}
-	if d > 5*p.Target {
-		p.rows = max(p.rows/10, p.Min)
-		p.times = nil
+	p.add(float64(rows), d.Seconds())
+	fixed := time.Duration(p.fixed * float64(time.Second))
+	if d > 5*p.Target && d > 2*fixed {
+		p.rows, p.pages = max(p.rows/10, p.Min), nil
 		return
 	}
-	perRow := percentile90(p.times)
-	want := int(float64(p.Target) / float64(max(perRow, 1)))
+	p.pages = append(p.pages, page{rows, d})
+	p.pages = p.pages[max(0, len(p.pages)-10):]
+	perRow := make([]time.Duration, len(p.pages))
+	for i, page := range p.pages {
+		perRow[i] = (page.took - fixed) / time.Duration(page.rows)
+	}
+	want := float64(max(p.Target-fixed, fixed)) / float64(max(percentile90(perRow), 1))
 	// One row more at least: half of one is none, and the size would stay.
-	p.rows = min(max(min(want, p.rows+max(p.rows/2, 1)), p.Min), p.Max)
+	p.rows = min(max(int(min(want, float64(p.rows+max(p.rows/2, 1)))), p.Min), p.Max)
+}
+
+// line is the one through the pages' rows and seconds of late that makes the least
+// sum of the squares of the relative errors, so that a page that was held up for
+// once does not matter much. Its height at no rows is the fixed cost of a page.
+type line struct {
+	fixed float64 // seconds
+
+	// Sums of weights, and of weighted rows, seconds and products. Older pages count less.
+	w, wr, wrr, ws, wrs float64
+}
+
+func (l *line) add(rows, seconds float64) {
+	const keep = 0.9
+	w := 1 / max(seconds*seconds, 1e-12)
+	l.w, l.wr, l.wrr, l.ws, l.wrs = keep*l.w+w, keep*l.wr+w*rows, keep*l.wrr+w*rows*rows, keep*l.ws+w*seconds, keep*l.wrs+w*rows*seconds
+	det := l.w*l.wrr - l.wr*l.wr
+	// Pages of much the same size tell nothing new.
+	if det > 0.05*l.w*l.wrr {
+		perRow := max((l.w*l.wrs-l.wr*l.ws)/det, 0)
+		l.fixed = max((l.ws-perRow*l.wr)/l.w, 0)
+	}
+	l.fixed = min(l.fixed, seconds)
 }
 
 // Halve makes the next page half as large: a gate has closed, so the last ones
 // were too much.
 func (p *PageSize) Halve() {
 	p.rows = max(p.Rows()/2, p.Min)
-	p.times = nil
+	p.pages = nil
 }
 
 func percentile90(times []time.Duration) time.Duration {
 	sorted := slices.Sorted(slices.Values(times))
-	return sorted[(len(sorted)*9)/10]
+	return sorted[(len(sorted)*9+9)/10-1]
 }

@@ -2,6 +2,7 @@ package pace
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -37,12 +38,12 @@ func TestPageSizeOfRowsWithoutBytes(t *testing.T) {
 	}
 }
 
-// A busy hour makes pages slow, whatever their size. When it is over they must grow
-// again, though each page costs something however few rows it has.
+// When rows have been slow, pages must grow again from one row, though each page
+// costs something however few rows it has.
 func TestPageSizeComesBackFromOneRow(t *testing.T) {
 	p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: 20_000, MaxBytes: 1 << 30}
 	for range 5 {
-		p.Took(p.Rows(), 100, 2*time.Second)
+		p.Took(p.Rows(), 100, time.Duration(p.Rows())*2*time.Second)
 	}
 	require.Equal(t, 1, p.Rows())
 	for pages, spent := 1, time.Duration(0); p.Rows() < 10_000; pages++ {
@@ -50,6 +51,20 @@ func TestPageSizeComesBackFromOneRow(t *testing.T) {
 		spent += took
 		p.Took(p.Rows(), 100, took)
 		require.Less(t, spent, 10*time.Second, "%d pages later a page still has %d rows", pages, p.Rows())
+	}
+}
+
+// Where a page takes too long however few rows it has, because a database is far
+// away or the machine is busy, fewer rows make the walk slower and nothing better.
+func TestPageSizeIsNotShrunkByWhatRowsDoNotCost(t *testing.T) {
+	for _, fixed := range []time.Duration{300 * time.Millisecond, time.Second, 3 * time.Second} {
+		p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: 1_000_000, MaxBytes: 1 << 40}
+		noise := rand.New(rand.NewPCG(1, 2))
+		for range 60 {
+			p.Took(p.Rows(), 100, time.Duration(float64(fixed+time.Duration(p.Rows())*10*time.Microsecond)*(0.8+0.4*noise.Float64())))
+		}
+		require.Greater(t, time.Duration(p.Rows())*10*time.Microsecond, fixed/4, "%d rows a page where each page costs %s", p.Rows(), fixed)
+		require.Less(t, time.Duration(p.Rows())*10*time.Microsecond, 4*fixed, "%d rows a page where each page costs %s", p.Rows(), fixed)
 	}
 }
 
