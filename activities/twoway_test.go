@@ -184,6 +184,35 @@ func TestTwoWayChangesThatSawEachOtherAreNoConflict(t *testing.T) {
 	require.Equal(t, int64(3), testkit.Value[int64](t, w.C, `SELECT count(*) FROM backfill_control.entry`), "applied rows are not captured again")
 }
 
+// A side remembers what it has pushed until the other has seen it, and until it has
+// applied what the other had pushed by then.
+func TestTwoWayOwnChangesAreRememberedLongEnough(t *testing.T) {
+	w := newTwoWay(t, testkit.Source, seats, "public.seats")
+	w.onSource(`INSERT INTO seats SELECT g, 'old' FROM generate_series(1, 5) g`)
+	w.rest()
+	w.forgotten()
+	w.onSource(`UPDATE seats SET who = 'school' WHERE id = 1`)
+	w.pushOf(w.from)
+	settle := func() {
+		for range 3 {
+			w.applyOn(w.apply0)
+		}
+	}
+	settle() // the other side has not seen it
+	for id := 5; id > 0; id-- {
+		w.onReceiver(fmt.Sprintf(`UPDATE seats SET who = 'central' WHERE id = %d`, id))
+	}
+	w.to.BatchRows, w.from.BatchRows = 1, 1
+	w.pushOf(w.to)
+	w.applyOn(w.apply1) // now it has, but its own changes are on their way
+	settle()
+	w.rest()
+	w.Equal("seats")
+	require.Equal(t, []string{"(1,school)", "(2,central)", "(3,central)", "(4,central)", "(5,central)"}, testkit.Rows(t, w.S, "seats"))
+	require.Equal(t, []string{"central update 1,central"}, w.lost())
+	w.forgotten()
+}
+
 // The application commits its row while an apply waits for it.
 func TestTwoWayAWriteDuringAnApplyIsSeen(t *testing.T) {
 	for _, winner := range []string{testkit.Source, testkit.Receiver} {
@@ -426,6 +455,7 @@ func TestTwoWayPolicyChangesInBetween(t *testing.T) {
 	w.onSource(`INSERT INTO seats VALUES (1, 'school')`)
 	w.pushOf(w.from)
 	w.onReceiver(`INSERT INTO seats VALUES (1, 'central')`)
+	w.pushOf(w.to)
 	w.applyOn(w.apply1)
 	w.Configure("public.seats", control.TableChange{Conflict: ptr(testkit.Receiver)})
 	w.rest()
