@@ -47,7 +47,7 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		c.CapturedFrom = slices.Compact(slices.Sorted(slices.Values(c.CapturedFrom)))
 	}
 	if w := c.Conflict; w != nil && *w != backfill.Quarantine && !slices.ContainsFunc(st.Sides, func(x Side) bool { return x.Name == *w }) {
-		return nil, backfill.Errorf(backfill.Invalid, "conflict: name the side whose change wins, %s or %s, or %s", st.Sides[0].Name, st.Sides[1].Name, backfill.Quarantine)
+		return nil, invalidConflict("name the side whose change wins, %s or %s, or %s", st.Sides[0].Name, st.Sides[1].Name, backfill.Quarantine)
 	}
 	if c.Excluded != nil && len(*c.Excluded) > 0 {
 		return nil, backfill.Errorf(backfill.Refused, "excluded columns are not supported by this version")
@@ -100,6 +100,11 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 	return s.Table(ctx, site, parsed.String())
 }
 
+func invalidConflict(format string, args ...any) error {
+	message := fmt.Sprintf(format, args...)
+	return &backfill.Error{Code: backfill.Invalid, Message: "conflict: " + message, Fields: []backfill.FieldError{{Field: "conflict", Message: message}}}
+}
+
 // putPolicy records what decides conflicts from now on. The locks of both directions
 // are held, so everything pushed later gets a higher seq.
 func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange) error {
@@ -118,10 +123,10 @@ func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange
 	case t.TwoWay() && before != "":
 		winner = before
 	case t.TwoWay():
-		return backfill.Errorf(backfill.Invalid, "conflict: %s is to be captured from both sides: name the side whose change wins when both have changed a row, %s or %s, or %s",
+		return invalidConflict("%s is to be captured from both sides: name the side whose change wins when both have changed a row, %s or %s, or %s",
 			table, t.CapturedFrom[0], t.CapturedFrom[1], backfill.Quarantine)
 	case c.Conflict != nil:
-		return backfill.Errorf(backfill.Invalid, "conflict: %s is captured from %s alone: name both sides in captured_from", table, t.CapturedFrom[0])
+		return invalidConflict("%s is captured from %s alone: name both sides in captured_from", table, t.CapturedFrom[0])
 	}
 	if winner == before {
 		return nil
