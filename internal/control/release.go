@@ -99,6 +99,20 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 	return done, err
 }
 
+// ReleaseTurn waits until no other release of this process is at the direction's
+// lock. So a push finds one batch before it, however many requests were approved at
+// once, and those that wait hold no connection.
+func (s *Store) ReleaseTurn(ctx context.Context, direction int32) (end func(), err error) {
+	v, _ := s.releases.LoadOrStore(direction, make(chan struct{}, 1))
+	taken := v.(chan struct{})
+	select {
+	case taken <- struct{}{}:
+		return func() { <-taken }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // mayRelease is Refused while the source may not go on: what was read from it may
 // be what it has lost.
 func mayRelease(ctx context.Context, tx pgx.Tx, direction int32) error {
