@@ -19,6 +19,7 @@ import (
 	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/local"
+	"backfill/internal/pace"
 	"backfill/internal/row"
 	"backfill/ui"
 )
@@ -268,6 +269,17 @@ func fill(ctx context.Context, dsn string) error {
 		if _, err := conn.Exec(ctx, statement, pgx.NamedArgs{"students": students, "attendance": attendance, "hostile": hostile}); err != nil {
 			return fmt.Errorf("%w in %.200s", err, statement)
 		}
+	}
+	gates := []pace.Gate{
+		{Name: "lag", Side: "central", Kind: pace.ReplicaLag, Limit: 10, MaxAge: 3600},
+		{Name: "load", Side: "school", Kind: pace.Sessions, Limit: 20, MaxAge: 3600},
+		{Name: "slow", Side: "school", Table: "public.attendance", Kind: pace.RowsPerSecond, Limit: 2000},
+	}
+	if err := store.PutGates(ctx, "ada", "maple", gates, true); err != nil {
+		return err
+	}
+	if err := store.Measured(ctx, "maple", []control.Measurement{{Gate: gates[0], Value: 4.2}, {Gate: gates[1], Value: 31}}); err != nil {
+		return err
 	}
 	return store.Wish(ctx, "maple", 373, "retry", "grace")
 }
