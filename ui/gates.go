@@ -2,7 +2,10 @@ package ui
 
 import (
 	"net/url"
+	"slices"
+	"time"
 
+	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/pace"
 )
@@ -32,9 +35,16 @@ type gatePart struct {
 	Why   string
 }
 
-func gateParts(site string, all []control.Gate) []gatePart {
-	out := make([]gatePart, len(all))
+// idleReading is how old a reading may be while no backfill asks: agents then
+// measure twice a minute, for people to see.
+const idleReading = 45 * time.Second
+
+func gateParts(site string, all []control.Gate, panels []backfill.Panel) []gatePart {
+	out, idle := make([]gatePart, len(all)), !slices.ContainsFunc(panels, underWay)
 	for i, g := range all {
+		if r := g.Reading; r != nil && idle && r.Age < idleReading {
+			g.Reading = &pace.Reading{Value: r.Value, Problem: r.Problem}
+		}
 		v := g.Judge()
 		out[i] = gatePart{Gate: g, Site: site, State: statePart{"Open", "check", "good"}, Why: capitalise(v.Why)}
 		switch {
@@ -50,6 +60,13 @@ func gateParts(site string, all []control.Gate) []gatePart {
 		}
 	}
 	return out
+}
+
+// underWay reports whether a backfill of a table asks gates.
+func underWay(x backfill.Panel) bool {
+	return slices.ContainsFunc(append(slices.Clip(x.OpenRows), x.Open), func(r *backfill.Request) bool {
+		return r != nil && !r.Paused && r.State != backfill.AwaitingReview
+	})
 }
 
 // Definition is what the form starts from when the gate is changed.

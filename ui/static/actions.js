@@ -32,6 +32,7 @@ function open(button) {
   for (const b of form.querySelectorAll("button")) b.disabled = false;
   opened.set(dialog, { data: { ...button.dataset }, revision: form.dataset.revision, key: newKey() });
   dialog.showModal();
+  if (form.querySelector("[data-fixed]:read-only")) form.elements.kind.focus();
 }
 
 function fill(form, values) {
