@@ -83,7 +83,7 @@ $(TOOLS)/staticcheck $(TOOLS)/workflowcheck:
 	GOBIN=$(abspath $(TOOLS)) $(GO) install $(if $(findstring staticcheck,$@),$(STATICCHECK),$(WORKFLOWCHECK))
 
 .PHONY: screenshots
-screenshots: need-postgres need-chromium ## the pictures of the documentation; EVERY=1: every page, narrow and wide, light and dark
+screenshots: need-postgres need-chromium temporal ## the pictures of the documentation; EVERY=1: every page, narrow and wide, light and dark
 	$(GO) test ./ui -run TestScreenshots -count=1 -args -screenshots $(abspath docs/img) $(if $(EVERY),-every)
 
 MEASURE_ROWS ?= 1000000

@@ -15,15 +15,12 @@ import (
 	"net/http/cookiejar"
 	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -47,25 +44,12 @@ type server struct {
 
 func (w *world) apart() *server {
 	w.t.Helper()
-	dir := w.t.TempDir()
-	program := filepath.Join(dir, "backfill")
-	out, err := exec.Command("go", "build", "-o", program, "backfill").CombinedOutput()
-	require.NoError(w.t, err, string(out))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(w.t, err)
 	address := l.Addr().String()
 	require.NoError(w.t, l.Close())
-	cmd := exec.Command(program, "api", "--control", w.db.Config().ConnString(), "--temporal", "127.0.0.1:1", "--listen", address)
-	log, err := os.Create(filepath.Join(dir, "log"))
-	require.NoError(w.t, err)
-	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = log, log, &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	require.NoError(w.t, cmd.Start())
-	w.t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-		log.Close()
-	})
-	s := &server{&world{t: w.t, url: "http://" + address, db: w.db, store: w.store}, cmd.Process.Pid}
+	p := start(w.t, "api", "--control", w.db.Config().ConnString(), "--temporal", "127.0.0.1:1", "--listen", address)
+	s := &server{&world{t: w.t, url: "http://" + address, db: w.db, store: w.store}, p.pid}
 	require.Eventually(w.t, func() bool {
 		res, err := http.Get(s.url + "/healthz")
 		if err == nil {

@@ -228,6 +228,13 @@ func (p *pages) course(ctx context.Context, d *requestData) error {
 		}
 		*to = append(*to, point{x.At, x.Rows, x.Throttled.Seconds()})
 	}
+	// Where it ended was recorded with the request.
+	if n := len(walk); n > 0 && d.WalkedAt != nil {
+		walk = append(walk, point{*d.WalkedAt, d.Staged, walk[n-1].Throttled})
+	}
+	if n := len(release); n > 0 && d.State == backfill.Finished {
+		release = append(release, point{*d.ClosedAt, d.ReleasedUpTo, release[n-1].Throttled})
+	}
 	for _, c := range []*chart{drawChart("walk", "Walk", walk), drawChart("release", "Release", release)} {
 		if c != nil {
 			d.Charts = append(d.Charts, c)

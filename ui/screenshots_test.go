@@ -3,9 +3,11 @@ package ui_test
 import (
 	"flag"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -96,4 +98,29 @@ func TestScreenshots(t *testing.T) {
 	b := w.open("", "/signin")
 	b.do(chromedp.EmulateViewport(1280, 860))
 	b.picture(filepath.Join(*screenshots, "signin.png"))
+}
+
+// TestScreenshotsOfTheConsole draws Temporal's console as operators see it: the
+// runs, and one that awaits review.
+func TestScreenshotsOfTheConsole(t *testing.T) {
+	if *screenshots == "" {
+		t.Skip("no -screenshots DIR")
+	}
+	p := start(t, "dev", "--demo", "--state-dir", t.TempDir(), "--listen", "127.0.0.1:0")
+	w := &world{t: t, url: p.printed("ready:")}
+	token, console := p.printed("token:"), p.printed("console:")
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/api/v1/sites/maple/backfills", strings.NewReader(`{"table":"public.students","from":"school"}`))
+	require.NoError(t, err)
+	res, body := w.send(r, "", "Authorization", "Bearer "+token, "Content-Type", "application/json")
+	require.Equal(t, http.StatusCreated, res.StatusCode, body)
+
+	b := w.open(token, strings.TrimPrefix(res.Header.Get("Location"), "/api/v1"))
+	b.until(`document.querySelector("#approve")`)
+	run := eval[string](b, `document.querySelector(".line a").href`)
+	b.do(chromedp.EmulateViewport(1280, 640), chromedp.Navigate(console+"/namespaces/default/workflows"))
+	b.until(`document.body.innerText.includes("backfill/maple/public.students/school")`)
+	b.picture(filepath.Join(*screenshots, "console-runs.png"))
+	b.do(chromedp.EmulateViewport(1280, 1080), chromedp.Navigate(run))
+	b.until(`document.body.innerText.includes("Walk public.students on school")`)
+	b.picture(filepath.Join(*screenshots, "console-run.png"))
 }

@@ -25,6 +25,7 @@ type tableRow struct {
 	Diff     *int64 // rows of the source that the receiver's count lacks; nil when not counted
 	Level    int    // the receiver's count in per cent of the source's
 	Capture  statePart
+	Outdated bool // a backfill has finished since the counts were taken
 	Button   button
 	RowsOpen []rowButton
 	Open     bool
@@ -97,11 +98,16 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
+	finished, err := p.service.Backfills(ctx, control.RequestFilter{Site: name, States: []string{string(backfill.Finished)}, Limit: len(panels)})
+	if err != nil {
+		return nil, err
+	}
 	d := tablesData{Admin: a.Role.Covers(control.Admin), sitePart: p.sitePart(site, panels), Gates: gateParts(name, gates, panels), Open: opened(c.QueryParams()["open"])}
 	d.SideNotices = append(engineNotices(site.Standing), p.sideNotices(d.Sides)...)
 	for i := range panels {
 		x := &panels[i]
 		row := tableRow{Panel: x, ID: rowID(x), Diff: difference(x), Capture: captureOf(x), Button: panelButton(x, a), RowsOpen: rowButtons(x.OpenRows), Admin: d.Admin}
+		row.Outdated = slices.ContainsFunc(finished, func(r *backfill.Request) bool { return outdates(r, x) })
 		row.Open = slices.Contains(d.Open, row.ID)
 		row.Toggle = "/sites/" + name + toggled(d.Open, row.ID)
 		if row.Diff != nil {
@@ -186,6 +192,11 @@ func difference(x *backfill.Panel) *int64 {
 	}
 	d := *x.Source.Rows - *x.Receiver.Rows
 	return &d
+}
+
+// outdates reports whether a finished request has changed what a panel counts.
+func outdates(r *backfill.Request, x *backfill.Panel) bool {
+	return r.Table == x.Table.Name && r.From == x.Direction.From && x.Receiver.CountedAt != nil && r.ClosedAt.After(*x.Receiver.CountedAt)
 }
 
 // level is part of whole in per cent; it is 100 only when nothing lacks.

@@ -97,6 +97,7 @@ class List {
     this.end = Infinity; // where reading has come to an end
     this.version = this.root.dataset.version;
     this.judged = this.root.dataset.judged;
+    this.decided = this.root.dataset.decided;
     this.failed = "";
     this.active = 0; // the row that Tab reaches
     this.shown = 0; // the row in the panel; the first stands for all until one is chosen
@@ -110,12 +111,14 @@ class List {
 
   // sync takes over what an update of the page has changed about the list.
   sync() {
-    const { columns, inline, effect, total, version, judged } = this.root.dataset;
+    const { columns, inline, effect, total, version, judged, decided } = this.root.dataset;
     if (columns + inline !== this.layout) {
       this.build();
       return this.restart(effect, Number(total));
     }
     if (effect !== this.effect) return this.restart(effect, Number(total));
+    if (decided !== this.decided) this.panel.row = null; // what it says of the row is past now
+    this.decided = decided;
     const moved = Number(total) !== this.told || judged !== this.judged;
     for (const page of this.pages.values()) {
       // Among the rows of one effect, and of a page not full, places move.
