@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,13 +69,13 @@ func startDatabases() *databases {
 func TestMain(m *testing.M) {
 	code := m.Run()
 	closeBrowser()
-	if started {
+	if started.Load() {
 		shared().stop()
 	}
 	os.Exit(code)
 }
 
-var started bool
+var started atomic.Bool
 
 // world is a server with the pages over a database of its own.
 type world struct {
@@ -98,7 +99,8 @@ func newWorld(t *testing.T) *world {
 	if _, err := local.FindPostgres(); err != nil {
 		t.Skipf("the pages are not tested: %v", err)
 	}
-	started = true
+	t.Parallel()
+	started.Store(true)
 	d := shared()
 	require.NoError(t, d.err)
 	ctx := t.Context()

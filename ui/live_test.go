@@ -232,9 +232,10 @@ func TestQueueActions(t *testing.T) {
 func TestStoredMarkupIsInert(t *testing.T) {
 	w := newWorld(t)
 	review := w.request("public.students", backfill.AwaitingReview)
+	b := w.open(adminToken, "/")
 	for _, path := range []string{"/", "/sites/maple?open=3-school", "/sites/maple/queue", "/sites/maple/queue?state=skipped", "/sites/maple/history", "/sites/maple/audit",
 		fmt.Sprintf("/backfills/%d", review), fmt.Sprintf("/backfills/%d", w.request("public.enrollments", backfill.Rejected))} {
-		b := w.open(adminToken, path)
+		b.do(chromedp.Navigate(w.url + path))
 		if strings.HasPrefix(path, "/backfills") {
 			b.until(`document.querySelectorAll(".window .r .swatch").length > 2`)
 			eval[any](b, `document.querySelectorAll(".window .r")[2].focus(), null`)

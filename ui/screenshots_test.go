@@ -121,6 +121,6 @@ func TestScreenshotsOfTheConsole(t *testing.T) {
 	b.until(`document.body.innerText.includes("backfill/maple/public.students/school")`)
 	b.picture(filepath.Join(*screenshots, "console-runs.png"))
 	b.do(chromedp.EmulateViewport(1280, 1080), chromedp.Navigate(run))
-	b.until(`document.body.innerText.includes("Walk public.students on school")`)
+	b.until(`document.body.textContent.includes("Walk public.students on school")`)
 	b.picture(filepath.Join(*screenshots, "console-run.png"))
 }

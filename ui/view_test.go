@@ -128,3 +128,19 @@ func TestGatesOfAnIdleSiteAreShownAsTheyWereMeasured(t *testing.T) {
 		require.Equal(t, c.want, gateParts("maple", gate(c.age), c.panels)[0].State.Text, "%v", c)
 	}
 }
+
+func TestCountsFromBeforeABackfillFinishedAreOutdated(t *testing.T) {
+	counted := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	panel := func(at *time.Time) *backfill.Panel {
+		return &backfill.Panel{Table: backfill.Table{Name: "public.a"}, Direction: backfill.Direction{From: "school"}, Receiver: backfill.TableSide{CountedAt: at}}
+	}
+	finished := func(table, from string, after time.Duration) *backfill.Request {
+		closed := counted.Add(after)
+		return &backfill.Request{Table: table, Direction: backfill.Direction{From: from}, ClosedAt: &closed}
+	}
+	require.True(t, outdates(finished("public.a", "school", time.Second), panel(&counted)))
+	require.False(t, outdates(finished("public.a", "school", -time.Second), panel(&counted)))
+	require.False(t, outdates(finished("public.b", "school", time.Second), panel(&counted)))
+	require.False(t, outdates(finished("public.a", "central", time.Second), panel(&counted)))
+	require.False(t, outdates(finished("public.a", "school", time.Second), panel(nil)))
+}
