@@ -90,7 +90,7 @@ MEASURE_ROWS ?= 1000000
 
 .PHONY: measure
 measure: need-postgres ## how long review pages take over MEASURE_ROWS (1000000) staged rows, and what 200 open pages cost
-	$(GO) test ./ui -run TestMeasure -count=1 -timeout 30m -args -measure -measure-rows $(MEASURE_ROWS)
+	$(GO) test ./ui -run TestMeasure -count=1 -parallel 1 -timeout 30m -args -measure -measure-rows $(MEASURE_ROWS)
 
 .PHONY: clean
 clean: ## remove what was built

@@ -85,7 +85,7 @@ func (w *world) stageMany(rows int64) int64 {
 		  FROM generate_series(100001, $2::bigint) g JOIN backfill_control.staged ON request_id = $1 AND n = 1 + g % 100000`, `
 		INSERT INTO backfill_control.effect (request_id, n, effect, receiver)
 		SELECT request_id, g, effect, receiver FROM generate_series(100001, $2::bigint) g JOIN backfill_control.effect ON request_id = $1 AND n = 1 + g % 100000`, `
-		WITH gone AS (DELETE FROM backfill_control.judged WHERE request_id = $1)
+		DELETE FROM backfill_control.judged WHERE request_id = $1 AND upto <= $2`, `
 		INSERT INTO backfill_control.judged (request_id, upto, n_insert, n_overwrite, n_identical)
 		SELECT $1, max(n), count(*) FILTER (WHERE effect = 'i'), count(*) FILTER (WHERE effect = 'o'), count(*) FILTER (WHERE effect = '=')
 		  FROM backfill_control.effect WHERE request_id = $1 AND n <= $2 GROUP BY (n - 1) / 10000`, `

@@ -141,7 +141,7 @@ func (p *pages) request(c echo.Context, a api.Account) (*view, error) {
 	d.allowed(second, a)
 	d.Approval, d.Rejection = signals(r, a.Name)
 
-	v := &view{template: "request", Title: fmt.Sprintf("%s: %s", r.Table, lower(d.Word)), Data: &d,
+	v := &view{template: "request", Title: fmt.Sprintf("%s: %s", r.Table, lower(d.Word)), Data: &d, Personal: r.State == backfill.AwaitingReview,
 		Crumbs: append(siteCrumbs(r.Site), crumb{fmt.Sprintf("Request %d", r.ID), fmt.Sprintf("/backfills/%d", r.ID)})}
 	if r.State.Open() {
 		v.Events = api.Topics{Requests: []int64{r.ID}}
