@@ -83,8 +83,14 @@ $(TOOLS)/staticcheck $(TOOLS)/workflowcheck:
 	GOBIN=$(abspath $(TOOLS)) $(GO) install $(if $(findstring staticcheck,$@),$(STATICCHECK),$(WORKFLOWCHECK))
 
 .PHONY: screenshots
-screenshots: need-postgres need-chromium ## the pictures of the documentation; EVERY=1: every page, narrow and wide, light and dark
+screenshots: need-postgres need-chromium temporal ## the pictures of the documentation; EVERY=1: every page, narrow and wide, light and dark
 	$(GO) test ./ui -run TestScreenshots -count=1 -args -screenshots $(abspath docs/img) $(if $(EVERY),-every)
+
+MEASURE_ROWS ?= 1000000
+
+.PHONY: measure
+measure: need-postgres ## how long review pages take over MEASURE_ROWS (1000000) staged rows, and what 200 open pages cost
+	$(GO) test ./ui -run TestMeasure -count=1 -parallel 1 -timeout 30m -args -measure -measure-rows $(MEASURE_ROWS)
 
 .PHONY: clean
 clean: ## remove what was built
