@@ -55,6 +55,7 @@ type applier struct {
 	pause   time.Duration
 	started bool
 	at      int64 // the position when it was last looked at
+	conflicts
 }
 
 func (l *applier) apply(ctx context.Context) (busy bool, err error) {
@@ -62,10 +63,6 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 		return false, err
 	}
 	if err := l.fulfil(ctx); err != nil {
-		return false, err
-	}
-	tables, err := l.tables(ctx)
-	if err != nil {
 		return false, err
 	}
 	retry := !l.started || l.held && !time.Now().Before(l.retryAt)
@@ -88,7 +85,8 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 			return side.Entry(e), err
 		},
 		Layout:       func(ctx context.Context, id int64) (*row.Layout, error) { return l.store.Layout(ctx, id) },
-		Tables:       tables,
+		Tables:       l.tables,
+		Sent:         func(ctx context.Context) (int64, string, error) { return l.store.LastPush(ctx, l.Out.ID) },
 		Retry:        retry,
 		HoldLimit:    l.HoldLimit,
 		RefusedLimit: l.RefusedLimit,
@@ -114,9 +112,15 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 			return false, err
 		}
 	}
+	if err := l.tell(ctx, applied); err != nil {
+		return false, err
+	}
 	l.started, l.at = true, applied.To.Seq
 	// Acknowledged even when nothing was applied: a crash may have come before it.
 	if err := l.store.Acknowledge(ctx, l.In, applied.To.Seq); err != nil {
+		return false, err
+	}
+	if err := l.settle(ctx); err != nil {
 		return false, err
 	}
 	return moved || applied.Written > 0, l.faults.at("apply: acknowledged")
@@ -163,7 +167,7 @@ func (l *applier) tables(ctx context.Context) (map[int32]backfill.Table, error) 
 	for _, t := range all {
 		out[t.ID] = t
 	}
-	return out, nil
+	return out, l.begin(ctx, all)
 }
 
 // fulfil does what people asked for with changes that are set aside here.
@@ -179,7 +183,14 @@ func (l *applier) fulfil(ctx context.Context) error {
 		if err := l.faults.at("apply: skips shown"); err != nil {
 			return err
 		}
-		if err := l.db.Drop(ctx, wishes.Skip); err != nil {
+		tables, err := l.tables(ctx)
+		if err != nil {
+			return err
+		}
+		if err := l.db.Drop(ctx, wishes.Skip, tables); err != nil {
+			return err
+		}
+		if err := l.recordLost(ctx); err != nil {
 			return err
 		}
 		if err := l.faults.at("apply: skips dropped"); err != nil {

@@ -435,7 +435,7 @@ func TestGuarantee5_RowsAndPositionAreOneTransaction(t *testing.T) {
 			}
 			return errCrash
 		},
-		Layout: w.Store.Layout, Tables: w.ByID(), HoldLimit: time.Hour,
+		Layout: w.Store.Layout, Tables: func(context.Context) (map[int32]backfill.Table, error) { return w.ByID(), nil }, HoldLimit: time.Hour,
 	}
 	_, err = w.to.db.Apply(t.Context(), feed)
 	require.ErrorIs(t, err, errCrash)

@@ -3,6 +3,7 @@ package activities
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -105,10 +106,14 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		return out, err
 	}
 	var seqs []int64
-	var unreadable, behind bool
-	reads, err := a.db.ReadOutbox(ctx, tables, a.BatchRows, func(o *side.Outbox) error {
-		if behind, err = p.Continues(o.Epoch, o.Batch, o.Nonce); err != nil {
+	var unreadable bool
+	read := func(o *side.Outbox) error {
+		behind, err := p.Continues(o.Epoch, o.Batch, o.Nonce)
+		if err != nil {
 			return err
+		}
+		if behind {
+			return errBehind
 		}
 		for name, why := range o.Unread {
 			out.left[name] = true
@@ -126,7 +131,7 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 			return config[y.Name.String()].ApplyOrder - config[x.Name.String()].ApplyOrder
 		})
 		for _, t := range o.Tables {
-			if c := config[t.Name.String()]; t.Truncated {
+			if c := config[t.Name.String()]; t.Truncated && !c.TwoWay() {
 				if err := p.Truncate(ctx, c.ID, o.Snapshot, !rulesOf(c).Delete); err != nil {
 					return err
 				}
@@ -143,7 +148,21 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 			}
 		}
 		return a.faults.at("push: read")
-	})
+	}
+	reads, err := a.db.ReadOutbox(ctx, tables, a.BatchRows, read)
+	if errors.Is(err, errBehind) {
+		// The last push was committed and has not removed its records. It must not do so
+		// once this one has read them: they are pushed again. Nor may the source fall
+		// behind by two: then it would look restored.
+		batch, nonce := p.Last()
+		if err := a.db.Fence(ctx, batch, nonce); err != nil {
+			return out, err
+		}
+		if err := a.faults.at("push: caught up"); err != nil {
+			return out, err
+		}
+		reads, err = a.db.ReadOutbox(ctx, tables, a.BatchRows, read)
+	}
 	if unreadable {
 		// The next push goes on without the table, and the agent's problem names it.
 		out.all = false
@@ -154,16 +173,6 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	}
 	if len(seqs) == 0 {
 		return out, nil
-	}
-	if behind {
-		// The source must not fall behind by two: then it would look restored.
-		batch, nonce := p.Last()
-		if err := a.db.DeletePushed(ctx, nil, batch, nonce); err != nil {
-			return out, err
-		}
-		if err := a.faults.at("push: caught up"); err != nil {
-			return out, err
-		}
 	}
 	if err := a.faults.at("push: durable"); err != nil {
 		return out, err
@@ -177,20 +186,43 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	if err := a.faults.at("push: committed"); err != nil {
 		return out, err
 	}
-	if err := a.db.DeletePushed(ctx, seqs, batch, nonce); err != nil {
+	if err := a.db.DeletePushed(ctx, seqs, batch, nonce, a.sent(ctx, config, nonce)); err != nil {
 		return out, err
 	}
 	return out, a.faults.at("push: deleted")
 }
 
+// errBehind says that the source does not know its last push yet.
+var errBehind = errors.New("the last push was committed and has not removed its records")
+
+// sent writes what a push has sent of tables captured on both sides, for this side
+// to know as its own changes; nil when there are no such tables.
+func (a *Agent) sent(ctx context.Context, config map[string]backfill.Table, nonce string) func(io.Writer) error {
+	var ids []int64
+	for _, t := range config {
+		if t.TwoWay() {
+			ids = append(ids, int64(t.ID))
+		}
+	}
+	if ids == nil {
+		return nil
+	}
+	return func(w io.Writer) error { return a.store.CopySent(ctx, a.Out.ID, nonce, ids, w) }
+}
+
 // rulesOf says what of a table's changes is sent.
 func rulesOf(t backfill.Table) side.Rules {
-	return side.Rules{Create: t.Active && t.Create, Update: t.Active && t.Update, Delete: t.Active && t.Delete}
+	return side.Rules{Create: t.Active && t.Create, Update: t.Active && t.Update, Delete: t.Active && t.Delete, TwoWay: t.TwoWay()}
 }
 
 func (a *Agent) pushTable(ctx context.Context, p *control.Push, o *side.Outbox, t side.OutboxTable, tableID int32, rules side.Rules) error {
 	if t.Gap {
 		if err := p.Gap(ctx, tableID, t.GapXID, "a partition was truncated, the key changed, or capture was broken until setup repaired it: which rows that touched was not recorded; request another backfill and reconcile"); err != nil {
+			return err
+		}
+	}
+	if t.Truncated && rules.TwoWay {
+		if err := p.Gap(ctx, tableID, 0, "the table was truncated, which is not sent of a table captured on both sides: delete its rows instead, or request another backfill, and reconcile"); err != nil {
 			return err
 		}
 	}

@@ -35,7 +35,7 @@ func (a *Agent) standing(ctx context.Context) (before string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if err := a.store.Identify(ctx, a.db.Site, a.db.Side, now.System, now.Timeline); err != nil {
+	if err := a.store.Identify(ctx, a.db.Site, a.db.Side, now.System, now.Timeline, now.Database); err != nil {
 		return "", err
 	}
 	begin, err := a.store.Beginning(ctx, a.Out, a.In)

@@ -141,14 +141,15 @@ func (a *Agent) stands(ctx context.Context, requestID int64, w Walked) (WalkResu
 // walk is one activity's share of a request's walk.
 type walk struct {
 	*Agent
-	lease  *control.Lease
-	req    *backfill.Request
-	layout *row.Layout
-	keeper gatekeeper
-	began  time.Time
-	rows   int64 // staged by this activity
-	at     int64 // of mode differences: the last differing key walked, -1 when that is to be found out
-	more   bool  // and whether there were any after it
+	lease   *control.Lease
+	req     *backfill.Request
+	layout  *row.Layout
+	tableID int32
+	keeper  gatekeeper
+	began   time.Time
+	rows    int64 // staged by this activity
+	at      int64 // of mode differences: the last differing key walked, -1 when that is to be found out
+	more    bool  // and whether there were any after it
 
 	mu       sync.Mutex
 	progress Walked
@@ -237,8 +238,12 @@ func (w *walk) freeze(ctx context.Context) error {
 		}
 		w.req, w.keeper.req = req, req
 	}
-	layout, err := w.store.Layout(ctx, w.req.LayoutID)
-	w.layout = layout
+	t, err := w.store.Table(ctx, w.req.Site, w.req.Table)
+	if err != nil {
+		return err
+	}
+	w.tableID = t.ID
+	w.layout, err = w.store.Layout(ctx, w.req.LayoutID)
 	return err
 }
 
@@ -247,11 +252,11 @@ func (w *walk) freezeNow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t, upper, floor, err := w.db.Frozen(ctx, w.req.Table)
+	t, upper, floor, seen, err := w.db.Frozen(ctx, w.req.Table)
 	if err != nil {
 		return err
 	}
-	f := control.Frozen{StartSeq: start, Floor: floor, Upper: upper, Shape: t.Shape}
+	f := control.Frozen{StartSeq: start, Floor: floor, Upper: upper, Shape: t.Shape, Stamp: seen}
 	if w.req.Key != nil {
 		if len(w.req.Key) != len(t.Layout.Key) {
 			return fmt.Errorf("%w: the key has %d columns, the request's key %d", side.ErrLayout, len(t.Layout.Key), len(w.req.Key))
@@ -323,7 +328,7 @@ func (w *walk) chunk(ctx context.Context, stopping <-chan struct{}) (done bool, 
 // synchronous write there (at the end of CopyPage), then rows, counters and resume
 // key committed together.
 func (w *walk) page(ctx context.Context) (int64, error) {
-	page := side.Page{RequestID: w.req.ID, Table: w.req.Table, Layout: w.layout, Shape: w.req.Shape, After: w.req.ResumeKey, UpTo: w.req.UpperKey,
+	page := side.Page{RequestID: w.req.ID, Table: w.req.Table, TableID: w.tableID, Layout: w.layout, Shape: w.req.Shape, After: w.req.ResumeKey, UpTo: w.req.UpperKey,
 		Numbered: w.req.Staged, Limit: w.keeper.rows(), Bytes: w.PageBytes, OneRow: w.req.Key != nil}
 	at := w.at
 	if w.req.Mode == backfill.ModeDifferences {

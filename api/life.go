@@ -23,6 +23,7 @@ const (
 	RowHeld       = "held"       // the receiver waits for a row it depends on
 	RowQuarantine = "quarantined"
 	RowSkipped    = "skipped" // somebody gave the change up
+	RowLost       = "lost"    // the other side's change of it won
 	RowApplied    = "applied" // the receiver has it
 )
 
@@ -135,7 +136,7 @@ func passage(e Entry) []Happening {
 	case "dropped":
 		first.What = RowDropped
 		return []Happening{first}
-	case "held", "quarantined", "skipped":
+	case "held", "quarantined", "skipped", "lost":
 		then.What, then.At, then.Note = e.State, e.AsideAt, e.Reason
 	case "applied":
 		then.What, then.At = RowApplied, e.AppliedAt

@@ -152,7 +152,7 @@ func (s *Server) listQueue(c echo.Context) error {
 
 func (s *Server) listHistory(c echo.Context) error {
 	f := entryFilter(c)
-	f.Origin = c.QueryParam("origin")
+	f.Origin, f.State = c.QueryParam("origin"), c.QueryParam("state")
 	var err error
 	if f.Before, err = positionOf(c); err != nil {
 		return err

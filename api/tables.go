@@ -94,6 +94,7 @@ type tableJSON struct {
 	Operations     operationsJSON `json:"operations"`
 	operationsJSON                // the same, flat, as PUT takes them
 	CapturedFrom   []string       `json:"captured_from"`
+	Conflict       *string        `json:"conflict"` // null unless captured from both
 	ApplyOrder     int            `json:"apply_order"`
 	UpdatedAt      time.Time      `json:"updated_at"`
 }
@@ -101,7 +102,7 @@ type tableJSON struct {
 func showTable(t *backfill.Table) tableJSON {
 	ops := operationsJSON{t.Create, t.Update, t.Delete}
 	return tableJSON{Site: t.Site, Table: t.Name, Active: t.Active, Operations: ops, operationsJSON: ops,
-		CapturedFrom: orEmpty(t.CapturedFrom), ApplyOrder: t.ApplyOrder, UpdatedAt: t.UpdatedAt}
+		CapturedFrom: orEmpty(t.CapturedFrom), Conflict: orNull(t.Conflicts()), ApplyOrder: t.ApplyOrder, UpdatedAt: t.UpdatedAt}
 }
 
 // panelJSON is one row of the monitoring panel: a table in one direction.

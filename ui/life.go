@@ -52,6 +52,7 @@ var happenings = map[string]statePart{
 	api.RowHeld:       {"Held", "pause", "warn"},
 	api.RowQuarantine: {"Quarantined", "alert", "bad"},
 	api.RowSkipped:    {"Skipped", "slash", "warn"},
+	api.RowLost:       {"Lost", "slash", "warn"},
 	api.RowApplied:    {"Applied", "check", "good"},
 }
 

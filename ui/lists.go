@@ -49,6 +49,7 @@ var entryStates = map[string]statePart{
 	"quarantined": {"Quarantined", "alert", "bad"},
 	"skipped":     {"Skipped", "slash", "quiet"},
 	"applied":     {"Applied", "check", "good"},
+	"lost":        {"Lost", "slash", "warn"},
 }
 
 func entryParts(list []api.Entry) []entryPart {
@@ -142,6 +143,7 @@ type historyData struct {
 	Entries    []entryPart
 	More       string
 	Filtered   bool
+	Lost       bool
 }
 
 func (p *pages) history(c echo.Context, _ api.Account) (*view, error) {
@@ -154,7 +156,8 @@ func (p *pages) history(c echo.Context, _ api.Account) (*view, error) {
 	if d.Origin != "captured" && d.Origin != "backfill" {
 		d.Origin = ""
 	}
-	d.Filtered = d.Table != "" || d.Key != "" || d.Origin != ""
+	d.Lost = c.QueryParam("state") == "lost"
+	d.Filtered = d.Table != "" || d.Key != "" || d.Origin != "" || d.Lost
 	var keyColumns []string
 	for i := range panels {
 		name := panels[i].Table.Name
@@ -166,6 +169,9 @@ func (p *pages) history(c echo.Context, _ api.Account) (*view, error) {
 		}
 	}
 	f := control.EntryFilter{Site: site, Table: d.Table, Origin: d.Origin, Before: position(c, "before"), Limit: pageSize + 1}
+	if d.Lost {
+		f.State = "lost"
+	}
 	f.Key, d.Problem = typedKey(d.Key, keyColumns)
 	var list []api.Entry
 	if d.Problem == "" {

@@ -221,9 +221,41 @@ type Table struct {
 	Update       bool
 	Delete       bool
 	CapturedFrom []string // the sides whose changes are sent
+	Policies     []Policy // what decides conflicts while both are, oldest first
 	ApplyOrder   int      // parents before children
 	Excluded     []string // columns that are neither sent nor compared
 	UpdatedAt    time.Time
+}
+
+// Policy decides conflicts of which the earlier change was pushed above Since.
+type Policy struct {
+	Since  int64  `json:"since"`
+	Winner string `json:"winner"` // a side, Quarantine, or "" while the table is captured on one side
+}
+
+// Quarantine as a policy: neither side wins, a person decides.
+const Quarantine = "quarantine"
+
+// TwoWay reports whether the table is captured on both sides.
+func (t *Table) TwoWay() bool { return len(t.CapturedFrom) > 1 }
+
+// Conflicts is the policy in force, "" for a table captured on one side.
+func (t *Table) Conflicts() string {
+	if !t.TwoWay() || len(t.Policies) == 0 {
+		return ""
+	}
+	return t.Policies[len(t.Policies)-1].Winner
+}
+
+// TwoWaySince is the seq after which the table has been captured on both sides.
+func (t *Table) TwoWaySince() int64 {
+	since := int64(0)
+	for i, p := range t.Policies {
+		if p.Winner != "" && (i == 0 || t.Policies[i-1].Winner == "") {
+			since = p.Since
+		}
+	}
+	return since
 }
 
 // Captures reports whether the table's changes on a side are sent.

@@ -327,7 +327,14 @@ func (t *tableConfig) describe() string {
 			ops = append(ops, op.name)
 		}
 	}
-	return fmt.Sprintf("%s, sends %s from %s, apply order %d", active, orNone(ops), orNone(t.CapturedFrom), t.ApplyOrder)
+	conflict := ""
+	switch {
+	case t.Conflict == "quarantine":
+		conflict = ", conflicts are quarantined"
+	case t.Conflict != "":
+		conflict = ", " + t.Conflict + " wins conflicts"
+	}
+	return fmt.Sprintf("%s, sends %s from %s%s, apply order %d", active, orNone(ops), orNone(t.CapturedFrom), conflict, t.ApplyOrder)
 }
 
 func orNone(words []string) string {
@@ -347,6 +354,7 @@ type TableSet struct {
 	Create     *bool    `negatable:"" help:"Whether rows that are new are sent."`
 	Update     *bool    `negatable:"" help:"Whether rows that have changed are sent."`
 	Delete     *bool    `negatable:"" help:"Whether deletions are sent."`
+	Conflict   *string  `placeholder:"POLICY" help:"With both sides in --from: the side whose change wins when both have changed a row, or quarantine."`
 	ApplyOrder *int     `placeholder:"N" help:"Tables with a lower number are applied first: parents before children."`
 }
 
@@ -361,8 +369,9 @@ func (c *TableSet) Run(ctx context.Context, s *session) error {
 		Update       *bool    `json:"update,omitempty"`
 		Delete       *bool    `json:"delete,omitempty"`
 		CapturedFrom []string `json:"captured_from,omitempty"`
+		Conflict     *string  `json:"conflict,omitempty"`
 		ApplyOrder   *int     `json:"apply_order,omitempty"`
-	}{c.Active, c.Create, c.Update, c.Delete, c.From, c.ApplyOrder})
+	}{c.Active, c.Create, c.Update, c.Delete, c.From, c.Conflict, c.ApplyOrder})
 	if err != nil {
 		return err
 	}
@@ -483,6 +492,7 @@ func (c *QueueSkip) Run(ctx context.Context, s *session) error {
 type History struct {
 	Remote
 	Changes
+	Lost bool `help:"Just the versions that lost a conflict, of tables captured from both sides."`
 }
 
 func (c *History) Run(ctx context.Context, s *session) error {
@@ -494,13 +504,16 @@ func (c *History) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	t := s.table("SEQ", "TABLE", "FROM", "OP", "KEY", "REQUEST", "STATE", "APPLIED")
+	if c.Lost {
+		query.Set("state", "lost")
+	}
+	t := s.table("SEQ", "TABLE", "FROM", "OP", "KEY", "REQUEST", "STATE", "APPLIED", "REASON")
 	_, err = list(ctx, s, c.Paging, sitePath(site, "history"), query, t, func(x change) {
 		request := right("–")
 		if x.Request != 0 {
 			request = right(id(x.Request))
 		}
-		t.row(right(id(x.Seq)), x.Table, x.From, x.Op, x.Key.String(), request, x.State, ago(x.AppliedAt))
+		t.row(right(id(x.Seq)), x.Table, x.From, x.Op, x.Key.String(), request, x.State, ago(x.AppliedAt), x.Reason)
 	})
 	return err
 }

@@ -157,6 +157,7 @@ type tableConfig struct {
 	Update       bool     `json:"update"`
 	Delete       bool     `json:"delete"`
 	CapturedFrom []string `json:"captured_from"`
+	Conflict     string   `json:"conflict"`
 	ApplyOrder   int      `json:"apply_order"`
 }
 

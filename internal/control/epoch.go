@@ -124,25 +124,28 @@ func (s *Store) Halt(ctx context.Context, site, side, why string) error {
 // remembers it the first time. Snapshots mean nothing on another cluster or
 // timeline, so where changes are captured a difference stops everything. A side
 // that only receives may move: its position, which is verified before each pull,
-// says where it stands.
-func (s *Store) Identify(ctx context.Context, site, side, system, timeline string) error {
+// says where it stands. Refused too is a side whose database makes a table's changes
+// go round for ever.
+func (s *Store) Identify(ctx context.Context, site, side, system, timeline string, database uint32) error {
 	var wasSystem, wasTimeline string
+	var wasDatabase uint32
 	var source bool
 	if err := s.pool.QueryRow(ctx, `
-		SELECT coalesce(system_identifier, ''), coalesce(timeline, ''),
+		SELECT coalesce(system_identifier, ''), coalesce(timeline, ''), coalesce(database_oid, 0),
 		       EXISTS (SELECT FROM backfill_control.table_config t WHERE t.site = $1 AND t.removed_at IS NULL AND $2 = ANY (t.captured_from))
-		  FROM backfill_control.side WHERE site = $1 AND name = $2`, site, side).Scan(&wasSystem, &wasTimeline, &source); err != nil {
+		  FROM backfill_control.side WHERE site = $1 AND name = $2`, site, side).Scan(&wasSystem, &wasTimeline, &wasDatabase, &source); err != nil {
 		return one(err, "side %q of a site %q", side, site)
 	}
+	same := wasSystem == system && wasTimeline == timeline
 	switch {
-	case wasSystem == system && wasTimeline == timeline:
+	case same && wasDatabase == database:
 		return nil
-	case wasSystem == "" || !source:
-		moved, err := s.move(ctx, site, side, [2]string{wasSystem, wasTimeline}, [2]string{system, timeline})
+	case same || wasSystem == "" || !source:
+		moved, err := s.move(ctx, site, side, [2]string{wasSystem, wasTimeline}, [2]string{system, timeline}, database)
 		if err != nil || moved {
 			return err
 		}
-		return s.Identify(ctx, site, side, system, timeline)
+		return s.Identify(ctx, site, side, system, timeline, database)
 	case wasSystem == system:
 		return backfill.Errorf(backfill.Refused,
 			"%s is on timeline %s, it was on %s: it was failed over or restored, and what was committed last before that may be lost; %s", side, timeline, wasTimeline, backfill.NewEpoch(site))
@@ -152,13 +155,16 @@ func (s *Store) Identify(ctx context.Context, site, side, system, timeline strin
 		side, system, wasSystem, backfill.NewEpoch(site))
 }
 
-// move remembers the cluster and timeline of a side, unless somebody was faster.
-func (s *Store) move(ctx context.Context, site, side string, from, to [2]string) (moved bool, err error) {
+// move remembers the cluster, timeline and database of a side, unless somebody was faster.
+func (s *Store) move(ctx context.Context, site, side string, from, to [2]string, database uint32) (moved bool, err error) {
 	err = s.in(ctx, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
-			UPDATE backfill_control.side SET system_identifier = $3, timeline = $4
-			 WHERE site = $1 AND name = $2 AND coalesce(system_identifier, '') = $5 AND coalesce(timeline, '') = $6`, site, side, to[0], to[1], from[0], from[1])
-		if moved = tag.RowsAffected() == 1; err != nil || !moved || from[0] == "" {
+			UPDATE backfill_control.side SET system_identifier = $3, timeline = $4, database_oid = $7
+			 WHERE site = $1 AND name = $2 AND coalesce(system_identifier, '') = $5 AND coalesce(timeline, '') = $6`, site, side, to[0], to[1], from[0], from[1], database)
+		if moved = tag.RowsAffected() == 1; err != nil || !moved {
+			return err
+		}
+		if err := goesRound(ctx, tx, site, ""); err != nil || from[0] == "" || from == to {
 			return err
 		}
 		return audit(ctx, tx, "backfill", "side.moved", site, side, map[string]any{"from_system": from[0], "from_timeline": from[1], "to_system": to[0], "to_timeline": to[1]})

@@ -117,7 +117,7 @@ type Part struct {
 }
 
 // CopyBatch writes deliverable entries in COPY's binary form: seq, table_id,
-// layout_id, op, key, row.
+// layout_id, op, key, row, stamp, released.
 func (s *Store) CopyBatch(ctx context.Context, direction int32, p Part, w io.Writer) error {
 	of := ""
 	if p.Only != 0 {
@@ -127,7 +127,7 @@ func (s *Store) CopyBatch(ctx context.Context, direction int32, p Part, w io.Wri
 		of += fmt.Sprintf(" AND table_id <> %d", id)
 	}
 	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
-		SELECT seq, table_id, layout_id, op, key, row FROM backfill_control.entry
+		SELECT seq, table_id, layout_id, op, key, row, stamp, request_id IS NOT NULL FROM backfill_control.entry
 		 WHERE direction = %d AND seq > %d AND seq <= %d%s AND NOT dropped ORDER BY seq) TO STDOUT (FORMAT binary)`, direction, p.After, p.To, of))
 }
 

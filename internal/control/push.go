@@ -100,10 +100,10 @@ func (p *Push) Truncate(ctx context.Context, tableID int32, snapshot string, dro
 }
 
 // Copy adds entries in COPY's binary form: direction, table_id, layout_id, snap,
-// op, dropped, key, row.
+// op, dropped, key, row, stamp.
 func (p *Push) Copy(ctx context.Context, r io.Reader) error {
 	tag, err := p.tx.Conn().PgConn().CopyFrom(ctx, r, `
-		COPY backfill_control.entry (direction, table_id, layout_id, snap, op, dropped, key, row) FROM STDIN (FORMAT binary)`)
+		COPY backfill_control.entry (direction, table_id, layout_id, snap, op, dropped, key, row, stamp) FROM STDIN (FORMAT binary)`)
 	p.rows += tag.RowsAffected()
 	return err
 }

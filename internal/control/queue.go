@@ -20,10 +20,10 @@ type Entry struct {
 	LayoutID  int64
 	RequestID int64 // the backfill it came from, 0 when it was captured
 	CreatedAt time.Time
-	State     string // waiting, stopped, held, quarantined, skipped, dropped, applied
-	Reason    string // PostgreSQL's message, for held and quarantined ones and those of stopped tables
+	State     string // waiting, stopped, held, quarantined, skipped, lost, dropped, applied
+	Reason    string // PostgreSQL's message, for held and quarantined ones and those of stopped tables; to what a lost one lost
 	AppliedAt *time.Time
-	AsideAt   *time.Time // since when it is held, quarantined or skipped
+	AsideAt   *time.Time // since when it is held, quarantined, skipped or lost
 	Wish      string     // retry or skip: what somebody asked the receiving agent to do, and it has not done yet
 	WishedBy  string
 }
@@ -39,26 +39,30 @@ type EntryFilter struct {
 	Limit             int
 }
 
-// opOf and stateOf name an entry x of a direction d, with q what is set aside of it and st
-// its table when that has stopped.
+// opOf and stateOf name an entry x of a direction d, with q what is set aside of it, c the
+// conflict it lost and st its table when that has stopped.
 const (
 	opOf    = `CASE x.op WHEN 'c' THEN 'create' WHEN 'd' THEN 'delete' WHEN 't' THEN 'truncate' ELSE 'update' END`
-	stateOf = `CASE WHEN q.state IS NOT NULL THEN q.state WHEN x.dropped THEN 'dropped' WHEN st.seq IS NOT NULL THEN 'stopped' WHEN x.seq > d.applied_seq THEN 'waiting' ELSE 'applied' END`
+	stateOf = `CASE WHEN c.seq IS NOT NULL THEN 'lost' WHEN q.state IS NOT NULL THEN q.state WHEN x.dropped THEN 'dropped' WHEN st.seq IS NOT NULL THEN 'stopped' WHEN x.seq > d.applied_seq THEN 'waiting' ELSE 'applied' END`
 )
 
-// stoppedOf joins an entry's table when that has stopped before it.
-const stoppedOf = ` LEFT JOIN backfill_control.stopped st ON st.direction = x.direction AND st.table_id = x.table_id AND x.seq > st.seq `
+// asideOf joins what is set aside of an entry, the conflict it lost, unless it waits
+// to be decided on the other side as well, and its table when that has stopped before it.
+const asideOf = `
+	LEFT JOIN backfill_control.quarantine q ON q.direction = x.direction AND q.seq = x.seq
+	LEFT JOIN backfill_control.conflict c ON c.direction = x.direction AND c.seq = x.seq AND coalesce(q.state, '') NOT IN ('held', 'quarantined')
+	LEFT JOIN backfill_control.stopped st ON st.direction = x.direction AND st.table_id = x.table_id AND x.seq > st.seq `
 
 const entryColumns = `x.seq, t.name, d.from_side, ` + opOf + `,
-	x.key, x.row, coalesce(x.layout_id, 0), coalesce(x.request_id, 0), x.created_at, ` + stateOf + `, coalesce(q.reason, CASE WHEN NOT x.dropped THEN st.reason END, ''),
+	x.key, x.row, coalesce(x.layout_id, 0), coalesce(x.request_id, 0), x.created_at, ` + stateOf + `,
+	coalesce(CASE WHEN c.seq IS NOT NULL THEN CASE WHEN x.request_id IS NULL THEN 'lost a conflict to ' ELSE 'gave way to ' END || coalesce('change ' || c.to_seq || ' of ', 'a change of ') || d.to_side END, q.reason, CASE WHEN NOT x.dropped THEN st.reason END, ''),
 	CASE WHEN q.state IS NULL AND st.seq IS NULL AND NOT x.dropped AND x.seq <= d.applied_seq
 	     THEN (SELECT a.at FROM backfill_control.ack a WHERE a.direction = x.direction AND a.seq >= x.seq ORDER BY a.seq LIMIT 1) END,
-	q.since, CASE WHEN q.state IN ('held', 'quarantined') THEN coalesce(q.wish, '') ELSE '' END, coalesce(q.wished_by, '')`
+	coalesce(c.at, q.since), CASE WHEN q.state IN ('held', 'quarantined') THEN coalesce(q.wish, '') ELSE '' END, coalesce(q.wished_by, '')`
 
 const entryFrom = ` FROM backfill_control.direction d
 	JOIN backfill_control.entry x ON x.direction = d.id
-	JOIN backfill_control.table_config t ON t.id = x.table_id
-	LEFT JOIN backfill_control.quarantine q ON q.direction = x.direction AND q.seq = x.seq ` + stoppedOf
+	JOIN backfill_control.table_config t ON t.id = x.table_id` + asideOf
 
 func scanEntry(row pgx.CollectableRow) (e Entry, err error) {
 	err = row.Scan(&e.Seq, &e.Table, &e.From, &e.Op, &e.Key, &e.Row, &e.LayoutID, &e.RequestID, &e.CreatedAt, &e.State, &e.Reason, &e.AppliedAt,
@@ -87,14 +91,16 @@ func (s *Store) Queue(ctx context.Context, f EntryFilter) ([]Entry, error) {
 	return pgx.CollectRows(rows, scanEntry)
 }
 
-// History lists the acknowledged changes of a site, newest first. Staged rows
-// and dropped changes are not in it.
+// History lists the acknowledged changes of a site, newest first, and with state
+// lost just those that lost a conflict. Staged rows and dropped changes are not in it,
+// but for versions that lost a conflict before they were sent.
 func (s *Store) History(ctx context.Context, f EntryFilter) ([]Entry, error) {
 	rows, err := s.pool.Query(ctx, `SELECT `+entryColumns+entryFrom+`
-		 WHERE d.site = $1 AND x.seq <= d.applied_seq AND st.seq IS NULL AND NOT x.dropped AND x.op <> 'm'
+		 WHERE d.site = $1 AND (x.seq <= d.applied_seq AND st.seq IS NULL AND NOT x.dropped AND x.op <> 'm' AND $8 = ''
+		        OR $8 IN ('', 'lost') AND c.seq IS NOT NULL)
 		   AND ($2 = '' OR t.name = $2) AND ($3 = '' OR d.from_side = $3) AND ($4::text[] IS NULL OR x.key = $4) AND ($5 = 0 OR x.seq < $5)
 		   AND ($7 = '' OR ($7 = 'backfill') = (x.request_id IS NOT NULL))
-		 ORDER BY x.seq DESC LIMIT $6`, f.Site, f.Table, f.From, f.Key, f.Before, f.Limit, f.Origin)
+		 ORDER BY x.seq DESC LIMIT $6`, f.Site, f.Table, f.From, f.Key, f.Before, f.Limit, f.Origin, f.State)
 	if err != nil {
 		return nil, err
 	}

@@ -19,15 +19,31 @@ import (
 // entry of the same key, or a truncate of the table, read later than the row's
 // page, whether pushed, released or dropped, acknowledged or not. An entry read
 // later than a page got its seq after the request noted its start, so only entries
-// above that, and each only once, are looked at.
+// above that, and each only once, are looked at. A row of a table captured on both
+// sides also gives way to entries of the reverse direction above its stamp; both
+// directions are locked then, so that of two releases one sees the other's rows.
 func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done bool, err error) {
-	d := int32(0)
-	if err := s.pool.QueryRow(ctx, `SELECT direction FROM backfill_control.request WHERE id = $1`, id).Scan(&d); err != nil {
+	d, site := int32(0), ""
+	const twoWay = `SELECT r.direction, t.site, cardinality(t.captured_from) > 1
+		FROM backfill_control.request r JOIN backfill_control.table_config t ON t.id = r.table_id WHERE r.id = $1`
+	var both, still bool
+	if err := s.pool.QueryRow(ctx, twoWay, id).Scan(&d, &site, &both); err != nil {
 		return false, one(err, "request %d", id)
 	}
 	err = s.in(ctx, func(tx pgx.Tx) error {
-		if err := lockDirection(ctx, tx, d); err != nil {
+		if both {
+			err = lockSite(ctx, tx, site)
+		} else {
+			err = lockDirection(ctx, tx, d)
+		}
+		if err != nil {
 			return err
+		}
+		if err := tx.QueryRow(ctx, twoWay, id).Scan(&d, &site, &still); err != nil {
+			return err
+		}
+		if still && !both {
+			return nil // configured meanwhile: again, under both locks
 		}
 		var state backfill.State
 		var paused, skip bool
@@ -58,10 +74,15 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 				return err
 			}
 		}
+		if still {
+			if err := giveWay(ctx, tx, id, d, table, from); err != nil {
+				return err
+			}
+		}
 		to := min(from+int64(limit), staged)
 		tag, err := tx.Exec(ctx, `
-			INSERT INTO backfill_control.entry (direction, table_id, layout_id, request_id, snap, op, key, row)
-			SELECT $2, $3, r.layout_id, r.id, s.snap, 'u', s.key, s.row
+			INSERT INTO backfill_control.entry (direction, table_id, layout_id, request_id, snap, op, key, row, stamp)
+			SELECT $2, $3, r.layout_id, r.id, s.snap, 'u', s.key, s.row, s.stamp
 			  FROM backfill_control.request r JOIN backfill_control.staged s ON s.request_id = r.id
 			 WHERE r.id = $1 AND s.n > $4 AND s.n <= $5 AND s.superseded_by IS NULL
 			   AND NOT ($6 AND EXISTS (SELECT FROM backfill_control.effect e WHERE e.request_id = s.request_id AND e.n = s.n AND e.effect = '='))
@@ -145,6 +166,29 @@ func markOvertaken(ctx context.Context, tx pgx.Tx, id int64, direction, table in
 		  FROM (SELECT seq, snap FROM backfill_control.entry
 		         WHERE direction = $2 AND table_id = $3 AND op = 't' AND seq > $5 AND seq <= $6 ORDER BY seq DESC LIMIT 1) e
 		 WHERE s.request_id = $1 AND s.n > $4 AND backfill_control.later(e.snap, s.snap)`, id, direction, table, from, checked, last)
+	return err
+}
+
+// giveWay marks the rows not yet released that an entry of the reverse direction,
+// which the source had not seen when it read them, has overtaken. Each entry is
+// looked at once.
+func giveWay(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, from int64) error {
+	_, err := tx.Exec(ctx, `
+		WITH r AS (
+		    SELECT r.id, v.id AS reverse, coalesce(r.reverse_seq, 0) AS after,
+		           (SELECT max(seq) FROM backfill_control.entry WHERE direction = v.id) AS last
+		      FROM backfill_control.request r
+		      JOIN backfill_control.direction d ON d.id = r.direction
+		      JOIN backfill_control.direction v ON v.site = d.site AND v.id <> d.id
+		     WHERE r.id = $1 AND d.id = $2),
+		looked AS (UPDATE backfill_control.request q SET reverse_seq = greatest(r.after, r.last) FROM r WHERE q.id = r.id)
+		UPDATE backfill_control.staged s SET superseded_by = coalesce(s.superseded_by, o.seq)
+		  FROM (SELECT s.n, max(e.seq) AS seq
+		          FROM r JOIN backfill_control.entry e ON e.direction = r.reverse AND e.seq > r.after
+		          JOIN backfill_control.staged s ON s.request_id = $1 AND s.key = e.key AND s.n > $4
+		         WHERE e.table_id = $3 AND e.seq > coalesce(s.stamp, 0)
+		         GROUP BY s.n) o
+		 WHERE s.request_id = $1 AND s.n = o.n`, id, direction, table, from)
 	return err
 }
 

@@ -141,8 +141,12 @@ func (s *Store) retainHistory(ctx context.Context, direction int32, keep time.Du
 		if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.quarantine WHERE direction = $1 AND seq <= $2 AND state = 'skipped'`, direction, *end); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `DELETE FROM backfill_control.ack WHERE direction = $1 AND seq <= $2`, direction, *end)
-		return err
+		for _, table := range []string{"ack", "conflict"} {
+			if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.`+table+` WHERE direction = $1 AND seq <= $2`, direction, *end); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	return n, err
 }

@@ -38,9 +38,9 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 	const columns = `SELECT s.n, s.key, s.row, e.effect, e.receiver, s.superseded_by, o.op, o.at, o.state `
 	const overtaken = `
 			LEFT JOIN LATERAL (SELECT x.created_at AS at, ` + opOf + ` AS op, ` + stateOf + ` AS state
-			    FROM backfill_control.request r JOIN backfill_control.direction d ON d.id = r.direction
-			    JOIN backfill_control.entry x ON x.direction = d.id AND x.seq = s.superseded_by
-			    LEFT JOIN backfill_control.quarantine q ON q.direction = d.id AND q.seq = x.seq` + stoppedOf + `
+			    FROM backfill_control.request r JOIN backfill_control.direction o ON o.id = r.direction
+			    JOIN backfill_control.direction d ON d.site = o.site -- a two-way table's rows give way to the reverse one too
+			    JOIN backfill_control.entry x ON x.direction = d.id AND x.seq = s.superseded_by` + asideOf + `
 			   WHERE r.id = $1 AND s.superseded_by IS NOT NULL) o ON true `
 	const plain = columns + `FROM backfill_control.staged s LEFT JOIN backfill_control.effect e USING (request_id, n)` + overtaken
 	var sql string

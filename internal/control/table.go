@@ -20,6 +20,7 @@ type TableChange struct {
 	Update       *bool     `json:"update"`
 	Delete       *bool     `json:"delete"`
 	CapturedFrom []string  `json:"captured_from"`
+	Conflict     *string   `json:"conflict"` // the side that wins, or quarantine, for a table captured on both
 	ApplyOrder   *int      `json:"apply_order"`
 	Excluded     *[]string `json:"excluded"`
 }
@@ -43,13 +44,21 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		}
 	}
 	if len(c.CapturedFrom) > 1 {
-		return nil, backfill.Errorf(backfill.Refused,
-			"a table captured from both sides needs conflict detection, which this version does not have: name one side in captured_from")
+		c.CapturedFrom = slices.Compact(slices.Sorted(slices.Values(c.CapturedFrom)))
+	}
+	if w := c.Conflict; w != nil && *w != backfill.Quarantine && !slices.ContainsFunc(st.Sides, func(x Side) bool { return x.Name == *w }) {
+		return nil, invalidConflict("name the side whose change wins, %s or %s, or %s", st.Sides[0].Name, st.Sides[1].Name, backfill.Quarantine)
 	}
 	if c.Excluded != nil && len(*c.Excluded) > 0 {
 		return nil, backfill.Errorf(backfill.Refused, "excluded columns are not supported by this version")
 	}
 	err = s.in(ctx, func(tx pgx.Tx) error {
+		if c.CapturedFrom != nil || c.Conflict != nil {
+			// What is being pushed is judged by the old policy or the new one.
+			if err := lockSite(ctx, tx, site); err != nil {
+				return err
+			}
+		}
 		var known bool
 		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM backfill_control.table_config WHERE site = $1 AND name = $2 AND removed_at IS NULL)`,
 			site, parsed.String()).Scan(&known); err != nil {
@@ -74,6 +83,12 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 			 WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL ON CONFLICT DO NOTHING`, site, parsed.String()); err != nil {
 			return err
 		}
+		if err := putPolicy(ctx, tx, site, parsed.String(), c); err != nil {
+			return err
+		}
+		if err := goesRound(ctx, tx, site, parsed.String()); err != nil {
+			return err
+		}
 		if err := audit(ctx, tx, by, "table.put", site, parsed.String(), map[string]any{"change": c}); err != nil {
 			return err
 		}
@@ -83,6 +98,84 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		return nil, err
 	}
 	return s.Table(ctx, site, parsed.String())
+}
+
+func invalidConflict(format string, args ...any) error {
+	message := fmt.Sprintf(format, args...)
+	return &backfill.Error{Code: backfill.Invalid, Message: "conflict: " + message, Fields: []backfill.FieldError{{Field: "conflict", Message: message}}}
+}
+
+// putPolicy records what decides conflicts from now on. The locks of both directions
+// are held, so everything pushed later gets a higher seq.
+func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange) error {
+	var t backfill.Table
+	if err := tx.QueryRow(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL`, site, table).
+		Scan(tableFields(&t)...); err != nil {
+		return err
+	}
+	before, winner := "", ""
+	if n := len(t.Policies); n > 0 {
+		before = t.Policies[n-1].Winner
+	}
+	switch {
+	case t.TwoWay() && c.Conflict != nil:
+		winner = *c.Conflict
+	case t.TwoWay() && before != "":
+		winner = before
+	case t.TwoWay():
+		return invalidConflict("%s is to be captured from both sides: name the side whose change wins when both have changed a row, %s or %s, or %s",
+			table, t.CapturedFrom[0], t.CapturedFrom[1], backfill.Quarantine)
+	case c.Conflict != nil:
+		return invalidConflict("%s is captured from %s alone: name both sides in captured_from", table, t.CapturedFrom[0])
+	}
+	if winner == before {
+		return nil
+	}
+	if before == "" {
+		var reason string
+		err := tx.QueryRow(ctx, `SELECT reason FROM backfill_control.stopped WHERE table_id = $1 LIMIT 1`, t.ID).Scan(&reason)
+		if err == nil {
+			return backfill.Errorf(backfill.Refused, "changes of %s have been stopped, by: %s; let them catch up before it is captured from both sides, as conflicts are told by what was applied", table, reason)
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+	}
+	_, err := tx.Exec(ctx, `
+		INSERT INTO backfill_control.conflict_policy (table_id, since, winner)
+		SELECT $1, coalesce(max(e.seq), 0), $3 FROM backfill_control.direction d
+		  CROSS JOIN LATERAL (SELECT seq FROM backfill_control.entry WHERE direction = d.id ORDER BY seq DESC LIMIT 1) e WHERE d.site = $2
+		ON CONFLICT (table_id, since) DO UPDATE SET winner = excluded.winner`, t.ID, site, winner)
+	return err
+}
+
+// goesRound is Refused when a table of a site, "" for any, comes back from where it
+// goes to, in another site over the same two databases: no site takes what another
+// has applied for its own, so one change would go round for ever. Where the databases
+// are is known once the agents have looked.
+func goesRound(ctx context.Context, tx pgx.Tx, site, table string) error {
+	// Of two sites configured at once, one sees the other.
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(20012)`); err != nil {
+		return err
+	}
+	var name, from, to, other string
+	err := tx.QueryRow(ctx, `
+		SELECT t.name, a.name, b.name, o.site
+		  FROM backfill_control.table_config t
+		  JOIN backfill_control.side a ON a.site = t.site AND a.name = ANY (t.captured_from)
+		  JOIN backfill_control.side b ON b.site = t.site AND b.name <> a.name
+		  JOIN backfill_control.side c ON c.site <> t.site AND (c.system_identifier, c.database_oid) = (b.system_identifier, b.database_oid)
+		  JOIN backfill_control.side d ON d.site = c.site AND d.name <> c.name AND (d.system_identifier, d.database_oid) = (a.system_identifier, a.database_oid)
+		  JOIN backfill_control.table_config o ON o.site = c.site AND o.name = t.name AND c.name = ANY (o.captured_from) AND o.removed_at IS NULL
+		 WHERE t.site = $1 AND ($2 = '' OR t.name = $2) AND t.removed_at IS NULL LIMIT 1`, site, table).Scan(&name, &from, &to, &other)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return backfill.Errorf(backfill.Refused, "%s goes from %s to %s in site %s and back in site %s, over the same two databases: its changes would go round for ever; remove it from one of the sites, and capture it from both sides in the other if both write it",
+		name, from, to, site, other)
 }
 
 // Look is what a side's agent found of a newly configured table.
@@ -194,10 +287,11 @@ func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfi
 	return t, err
 }
 
-const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at`
+const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at,
+	coalesce((SELECT jsonb_agg(jsonb_build_object('since', p.since, 'winner', p.winner) ORDER BY p.since) FROM backfill_control.conflict_policy p WHERE p.table_id = t.id), '[]')`
 
 func tableFields(t *backfill.Table) []any {
-	return []any{&t.ID, &t.Site, &t.Name, &t.Active, &t.Create, &t.Update, &t.Delete, &t.CapturedFrom, &t.ApplyOrder, &t.Excluded, &t.UpdatedAt}
+	return []any{&t.ID, &t.Site, &t.Name, &t.Active, &t.Create, &t.Update, &t.Delete, &t.CapturedFrom, &t.ApplyOrder, &t.Excluded, &t.UpdatedAt, &t.Policies}
 }
 
 // Tables lists the tables of a site in apply order.

@@ -119,6 +119,7 @@ type Frozen struct {
 	Upper    backfill.Key // nil: there is nothing to walk
 	Shape    string       // what the source table is made of
 	Expected int64
+	Stamp    int64 // how far the source had seen the reverse direction
 }
 
 // Freeze stores the bounds of a walk. Once frozen they stay, whoever asks again.
@@ -128,15 +129,16 @@ func (s *Store) Freeze(ctx context.Context, l *Lease, f Frozen) error {
 			return err
 		}
 		_, err := tx.Exec(ctx, `
-			UPDATE backfill_control.request SET layout_id = $2, start_seq = $3, checked_seq = $3, floor = $4::text::pg_snapshot, upper_key = $5, expected = $6, shape = $7
-			 WHERE id = $1 AND floor IS NULL`, l.RequestID, f.LayoutID, f.StartSeq, f.Floor, f.Upper, f.Expected, f.Shape)
+			UPDATE backfill_control.request SET layout_id = $2, start_seq = $3, checked_seq = $3, floor = $4::text::pg_snapshot, upper_key = $5, expected = $6, shape = $7,
+			       floor_stamp = $8, reverse_seq = $8
+			 WHERE id = $1 AND floor IS NULL`, l.RequestID, f.LayoutID, f.StartSeq, f.Floor, f.Upper, f.Expected, f.Shape, f.Stamp)
 		return err
 	})
 }
 
 // StagePage commits one page: its rows, the resume key and the counters in one
 // transaction under the lease's epoch. copyRows writes the rows in COPY's binary form
-// (request_id, n, snap, key, row) and returns after making what it read durable on
+// (request_id, n, snap, key, row, stamp) and returns after making what it read durable on
 // the source, with the number of that read.
 func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func(io.Reader) error) (reads int64, err error)) (rows int64, resume backfill.Key, err error) {
 	err = s.in(ctx, func(tx pgx.Tx) error {
@@ -147,7 +149,7 @@ func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func
 			return err
 		}
 		reads, err := copyRows(func(r io.Reader) error {
-			tag, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY backfill_control.staged (request_id, n, snap, key, row) FROM STDIN (FORMAT binary)`)
+			tag, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY backfill_control.staged (request_id, n, snap, key, row, stamp) FROM STDIN (FORMAT binary)`)
 			rows = tag.RowsAffected()
 			return err
 		})

@@ -30,14 +30,19 @@ type Feed struct {
 	// NextOf says how far the next batch of one table's rows goes, which ends at upTo
 	// at the latest; it is upTo when there is no row before it.
 	NextOf func(ctx context.Context, tableID int32, after, upTo int64) (to int64, err error)
-	// Copy writes rows in COPY's binary form: seq, table_id, layout_id, op, key, row.
+	// Copy writes rows in COPY's binary form: seq, table_id, layout_id, op, key, row,
+	// stamp, and whether a backfill has sent it.
 	Copy func(context.Context, Part, io.Writer) error
 	// Entry returns one of the changes without its row.
 	Entry func(ctx context.Context, seq int64) (Entry, error)
 	// Layout returns the layout rows were read under.
 	Layout func(ctx context.Context, id int64) (*row.Layout, error)
-	// Tables are the site's tables by id; their apply order is heeded.
-	Tables map[int32]backfill.Table
+	// Tables returns the site's tables by id; their apply order is heeded. It is asked
+	// after Next, so that it knows by which policy what comes was pushed.
+	Tables func(context.Context) (map[int32]backfill.Table, error)
+	// Sent is the last push of this side that the control database knows; asked only
+	// where tables are captured on both sides.
+	Sent func(context.Context) (batch int64, nonce string, err error)
 	// Retry asks for the held rows to be tried again too.
 	Retry bool
 	// HoldLimit is how long a row may be held before it is quarantined.
@@ -70,6 +75,9 @@ type Applied struct {
 	SetAside bool  // the set of held or quarantined rows, or of stopped tables, has changed
 	Held     bool  // rows are held; not looked at when there was nothing to do
 	Stopped  int   // tables that were left out; not looked at then either
+	Lost     bool  // a version lost a conflict, see DB.Lost
+	TwoWay   bool  // tables are captured on both sides; then
+	Reach    int64 // all their changes up to here have been seen
 }
 
 // Apply applies the next batch in one transaction, together with the position it
@@ -120,6 +128,17 @@ func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
 		if err := b.begin(ctx); err != nil {
 			return err
 		}
+		if b.twoWay {
+			// A push that was committed and has not removed its records yet must not do so
+			// once they have been judged as unsent: then they are pushed again.
+			batch, nonce, err := f.Sent(ctx)
+			if err != nil {
+				return err
+			}
+			if err := db.Fence(ctx, batch, nonce); err != nil {
+				return err
+			}
+		}
 		if rows > 0 {
 			if err := b.load(ctx, Part{After: from.Seq, To: to.Seq, Except: b.refused.stopped}); err != nil {
 				return err
@@ -139,7 +158,12 @@ func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
 		if _, err := tx.Exec(ctx, `UPDATE `+db.schema+`.applied SET seq = $1, nonce = $2`, to.Seq, to.Nonce); err != nil {
 			return err
 		}
-		a = Applied{To: to, Written: b.written, SetAside: b.setAside, Stopped: len(b.refused.stopped)}
+		a = Applied{To: to, Written: b.written, SetAside: b.setAside, Stopped: len(b.refused.stopped), Lost: b.lost, TwoWay: b.twoWay}
+		if b.twoWay {
+			if err := tx.QueryRow(ctx, `SELECT `+db.seen()).Scan(&a.Reach); err != nil {
+				return err
+			}
+		}
 		return tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+db.schema+`.held WHERE state = 'held')`).Scan(&a.Held)
 	})
 	return a, err
@@ -148,17 +172,21 @@ func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
 // batch is one apply transaction. The rows to be applied are in pg_temp.incoming;
 // what is applied or set aside leaves it.
 type batch struct {
-	db       *DB
-	tx       pgx.Tx
-	feed     Feed
-	targets  map[int32]*Table
-	layouts  map[int64]*row.Layout
-	synced   map[uint32]bool // see syncs
-	refused  streaks
-	retrying bool // the held rows are tried again
-	keysOnly bool // what is being halved are keys
-	written  int64
-	setAside bool
+	db        *DB
+	tx        pgx.Tx
+	feed      Feed
+	tables    map[int32]backfill.Table
+	twoWay    bool // one of them is captured on both sides
+	targets   map[int32]*Table
+	layouts   map[int64]*row.Layout
+	synced    map[uint32]bool // see syncs
+	refused   streaks
+	retrying  bool // the held rows are tried again
+	keysOnly  bool // what is being halved are keys
+	written   int64
+	setAside  bool
+	lost      bool
+	lockFirst bool // rows are locked before they are judged
 }
 
 // group is the rows of one table read under one layout.
@@ -179,10 +207,21 @@ func (b *batch) begin(ctx context.Context) error {
 	_, err := b.tx.Exec(ctx, `
 		CREATE TEMP TABLE IF NOT EXISTS incoming (
 		    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, seq bigint, table_id integer, layout_id bigint,
-		    op "char", key text[] COLLATE "C", "row" text[] COLLATE "C") ON COMMIT DELETE ROWS;
+		    op "char", key text[] COLLATE "C", "row" text[] COLLATE "C", stamp bigint, released boolean,
+		    -- of two-way tables, see held: a person decides, or has decided for it
+		    unseen bigint, quarantine boolean NOT NULL DEFAULT false, decided boolean NOT NULL DEFAULT false) ON COMMIT DELETE ROWS;
+		CREATE TEMP TABLE IF NOT EXISTS judged (
+		    id bigint PRIMARY KEY, verdict "char", unsent boolean, own bigint, records bigint[],
+		    there boolean, was text[], same boolean) ON COMMIT DELETE ROWS;
 		SET CONSTRAINTS ALL DEFERRED`)
 	if err != nil {
 		return err
+	}
+	if b.tables, err = b.feed.Tables(ctx); err != nil {
+		return err
+	}
+	for _, t := range b.tables {
+		b.twoWay = b.twoWay || t.TwoWay()
 	}
 	return b.loadStreaks(ctx)
 }
@@ -196,7 +235,7 @@ func (b *batch) loadPart(ctx context.Context, part Part, halved bool) error {
 	var rows int64
 	err := pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
 		return copypipe.Run(func(w io.Writer) error { return b.feed.Copy(ctx, part, w) }, func(r io.Reader) error {
-			tag, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.incoming (seq, table_id, layout_id, op, key, "row") FROM STDIN (FORMAT binary)`)
+			tag, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.incoming (seq, table_id, layout_id, op, key, "row", stamp, released) FROM STDIN (FORMAT binary)`)
 			rows = tag.RowsAffected()
 			return err
 		})
@@ -331,7 +370,8 @@ func (b *batch) apply(ctx context.Context) error {
 	bring := func(to any) error {
 		_, err := b.tx.Exec(ctx, `
 			WITH moved AS (DELETE FROM pg_temp.later WHERE $1::bigint IS NULL OR seq < $1 RETURNING *)
-			INSERT INTO pg_temp.incoming (seq, table_id, layout_id, op, key, "row") SELECT seq, table_id, layout_id, op, key, "row" FROM moved ORDER BY seq`, to)
+			INSERT INTO pg_temp.incoming (seq, table_id, layout_id, op, key, "row", stamp, released)
+			SELECT seq, table_id, layout_id, op, key, "row", stamp, released FROM moved ORDER BY seq`, to)
 		return err
 	}
 	for _, t := range truncates {
@@ -368,8 +408,8 @@ func (b *batch) retry(ctx context.Context) error {
 		    SELECT seq, key FROM `+b.db.schema+`.held WHERE state = 'held' AND op <> 't' ORDER BY tried NULLS FIRST, seq LIMIT $1),
 		tried AS (
 		    UPDATE `+b.db.schema+`.held h SET tried = clock_timestamp() FROM turn WHERE h.seq = turn.seq AND h.key = turn.key RETURNING h.*)
-		INSERT INTO pg_temp.incoming (seq, table_id, layout_id, op, key, "row")
-		SELECT seq, table_id, layout_id, op, key, "row" FROM tried ORDER BY seq`, retryRows)
+		INSERT INTO pg_temp.incoming (seq, table_id, layout_id, op, key, "row", stamp, released, unseen, decided)
+		SELECT seq, table_id, layout_id, op, key, "row", stamp, released, unseen, conflict FROM tried ORDER BY seq`, retryRows)
 	if err != nil {
 		return err
 	}
@@ -386,13 +426,39 @@ func (b *batch) retry(ctx context.Context) error {
 
 // segment applies the rows in incoming and empties it.
 func (b *batch) segment(ctx context.Context, held bool) error {
+	if b.twoWay {
+		return b.contested(ctx, held)
+	}
+	return b.segmentOnce(ctx, held)
+}
+
+func (b *batch) segmentOnce(ctx context.Context, held bool) error {
 	groups, err := b.groups(ctx)
 	if err != nil {
 		return err
 	}
+	contested := false
+	for i, judged := 0, map[int32]bool{}; i < len(groups); i++ {
+		if t := b.tables[groups[i].tableID]; t.TwoWay() && !judged[t.ID] {
+			judged[t.ID], contested = true, true
+			if err := b.judge(ctx, groups, i); err != nil {
+				return err
+			}
+		}
+	}
 	for i := range groups {
 		if err := b.newestOnly(ctx, &groups[i]); err != nil {
 			return err
+		}
+	}
+	if contested {
+		if err := b.quarantined(ctx); err != nil {
+			return err
+		}
+		for i := range groups {
+			if err := b.recount(ctx, b.tx, &groups[i]); err != nil {
+				return err
+			}
 		}
 	}
 	if held {
@@ -402,6 +468,11 @@ func (b *batch) segment(ctx context.Context, held bool) error {
 	}
 	if err := b.together(ctx, groups); err != nil {
 		return err
+	}
+	if contested {
+		if err := b.conclude(ctx, groups); err != nil {
+			return err
+		}
 	}
 	// What is left was applied; a held row among it is held no longer.
 	tag, err := b.tx.Exec(ctx, `
@@ -470,7 +541,7 @@ func (b *batch) groups(ctx context.Context) ([]group, error) {
 // resolve finds the table a group goes to and checks that its columns are there.
 // With a problem, deletes says that it is none for deletes.
 func (b *batch) resolve(ctx context.Context, g *group) (problem string, deletes bool, err error) {
-	t, ok := b.feed.Tables[g.tableID]
+	t, ok := b.tables[g.tableID]
 	if !ok {
 		return "the table is no longer configured", false, nil
 	}
@@ -520,6 +591,15 @@ func (b *batch) newestOnly(ctx context.Context, g *group) error {
 		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_temp.incoming i WHERE table_id = $1 GROUP BY `+key+` HAVING count(*) > 1)`, g.tableID).Scan(&twice); err != nil {
 			return err
 		}
+		t := b.tables[g.tableID]
+		if twice && t.TwoWay() {
+			if _, err := tx.Exec(ctx, `
+				UPDATE pg_temp.incoming i SET unseen = x.first, released = x.released FROM (
+				    SELECT id, min(least(unseen, seq)) OVER same AS first, bool_and(released) OVER same AS released FROM pg_temp.incoming i WHERE table_id = $1 WINDOW same AS (PARTITION BY `+key+`)) x
+				 WHERE i.id = x.id`, g.tableID); err != nil {
+				return err
+			}
+		}
 		if twice {
 			// What is held and older must not be tried again later.
 			if _, err := tx.Exec(ctx, `
@@ -534,6 +614,11 @@ func (b *batch) newestOnly(ctx context.Context, g *group) error {
 		var aside bool
 		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+b.db.schema+`.held WHERE table_id = $1)`, g.tableID).Scan(&aside); err != nil {
 			return err
+		}
+		if aside && t.TwoWay() {
+			if err := b.inherit(ctx, tx, g); err != nil {
+				return err
+			}
 		}
 		if aside {
 			if err := b.replaceAside(ctx, tx, g); err != nil {
@@ -591,11 +676,6 @@ func (b *batch) replaceHalves(ctx context.Context, tx pgx.Tx, g *group, seqs []i
 // replaceTyped forgets those of seqs, nil for all, for whose key something newer
 // has come, comparing keys by their type.
 func (b *batch) replaceTyped(ctx context.Context, tx pgx.Tx, g *group, seqs []int64) error {
-	mine, theirs := g.target.Layout.KeyFrom("i.key"), g.target.Layout.KeyFrom("h.key")
-	var same []string
-	for n, c := range g.target.Layout.KeyColumns() {
-		same = append(same, mine[n]+" "+c.Equals()+" "+theirs[n])
-	}
 	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		// Both sets can be large, and expressions have no statistics: never row by row.
 		if _, err := tx.Exec(ctx, `SET LOCAL enable_nestloop = off`); err != nil {
@@ -604,7 +684,7 @@ func (b *batch) replaceTyped(ctx context.Context, tx pgx.Tx, g *group, seqs []in
 		tag, err := tx.Exec(ctx, `
 			WITH h AS MATERIALIZED (SELECT seq, key FROM `+b.db.schema+`.held WHERE table_id = $1 AND ($2::bigint[] IS NULL OR seq = ANY ($2)))
 			DELETE FROM `+b.db.schema+`.held d USING pg_temp.incoming i, h
-			 WHERE d.seq = h.seq AND d.key = h.key AND i.table_id = $1 AND h.seq < i.seq AND `+strings.Join(same, " AND "), g.tableID, seqs)
+			 WHERE d.seq = h.seq AND d.key = h.key AND i.table_id = $1 AND h.seq < i.seq AND `+sameKey(g.target.Layout, "i.key", "h.key"), g.tableID, seqs)
 		if err != nil {
 			return err
 		}
@@ -871,15 +951,21 @@ func refusesRows(err error) bool {
 	return true
 }
 
+// What of a row of incoming goes to the held table.
+const (
+	asideColumns = `seq, table_id, layout_id, op, key, "row", stamp, released, unseen, conflict`
+	asideValues  = `seq, table_id, layout_id, op, key, "row", stamp, coalesce(released, false), coalesce(unseen, seq), quarantine OR decided`
+)
+
 // aside moves rows of incoming to the held table.
 func (b *batch) aside(ctx context.Context, state, reason, where string, args ...any) error {
-	b.setAside = true
-	_, err := b.tx.Exec(ctx, `
-		WITH i AS (DELETE FROM pg_temp.incoming i WHERE `+where+` RETURNING seq, table_id, layout_id, op, key, "row"),
+	tag, err := b.tx.Exec(ctx, `
+		WITH i AS (DELETE FROM pg_temp.incoming i WHERE `+where+` RETURNING *),
 		     older AS (DELETE FROM `+b.db.schema+`.held h USING i WHERE h.table_id = i.table_id AND h.key = i.key AND h.seq < i.seq)
-		INSERT INTO `+b.db.schema+`.held AS h (seq, table_id, layout_id, op, key, "row", state, reason)
-		SELECT seq, table_id, layout_id, op, key, "row", $1, $2 FROM i
-		ON CONFLICT (seq, key) DO UPDATE SET state = excluded.state, reason = excluded.reason`, append([]any{state, reason}, args...)...)
+		INSERT INTO `+b.db.schema+`.held AS h (`+asideColumns+`, state, reason) SELECT `+asideValues+`, $1, $2 FROM i
+		ON CONFLICT (seq, key) DO UPDATE SET state = excluded.state, reason = excluded.reason, unseen = excluded.unseen, conflict = excluded.conflict`,
+		append([]any{state, reason}, args...)...)
+	b.setAside = b.setAside || tag.RowsAffected() > 0
 	return err
 }
 
@@ -1109,7 +1195,20 @@ func (db *DB) Unquarantine(ctx context.Context, seqs []int64) error {
 	return db.do(ctx, `UPDATE `+db.schema+`.held SET state = 'held', since = clock_timestamp() WHERE seq = ANY ($1)`, seqs)
 }
 
-// Drop forgets changes set aside.
-func (db *DB) Drop(ctx context.Context, seqs []int64) error {
-	return db.do(ctx, `DELETE FROM `+db.schema+`.held WHERE seq = ANY ($1)`, seqs)
+// Drop forgets changes set aside. Of those in conflict with a change of this side,
+// whose tables' names are given by id, it notes that they lost, and has this side's
+// version pushed, so that both sides hold it.
+func (db *DB) Drop(ctx context.Context, seqs []int64, tables map[int32]backfill.Table) error {
+	return db.in(ctx, writing, func(tx pgx.Tx) error {
+		for id, t := range tables {
+			if _, err := tx.Exec(ctx, `
+				WITH gone AS (DELETE FROM `+db.schema+`.held WHERE seq = ANY ($1) AND table_id = $2 AND conflict RETURNING *),
+				kept AS (INSERT INTO `+db.schema+`.outbox (tbl, op, key) SELECT $3, 'u', key FROM gone)
+				INSERT INTO `+db.schema+`.lost (table_id, own, seq, op, key) SELECT table_id, false, seq, op, key FROM gone`, seqs, id, t.Name); err != nil {
+				return err
+			}
+		}
+		_, err := tx.Exec(ctx, `DELETE FROM `+db.schema+`.held WHERE seq = ANY ($1)`, seqs)
+		return err
+	})
 }

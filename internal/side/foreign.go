@@ -113,10 +113,9 @@ func (b *batch) holdOrphansOf(ctx context.Context, groups []group, g *group, fk 
 	err := pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
 		WITH o AS (SELECT i.id FROM pg_temp.incoming i WHERE i.table_id = $1 AND i.layout_id = $2 AND i.op IN ('c', 'u') AND `+strings.Join(missing, " AND ")+`),
-		     i AS (DELETE FROM pg_temp.incoming i USING o WHERE i.id = o.id RETURNING i.seq, i.table_id, i.layout_id, i.op, i.key, i."row")
-		INSERT INTO `+b.db.schema+`.held AS h (seq, table_id, layout_id, op, key, "row", state, reason)
-		SELECT seq, table_id, layout_id, op, key, "row", 'held', $3 FROM i
-		ON CONFLICT (seq, key) DO UPDATE SET reason = excluded.reason`, g.tableID, g.layoutID, reason)
+		     i AS (DELETE FROM pg_temp.incoming i USING o WHERE i.id = o.id RETURNING i.*)
+		INSERT INTO `+b.db.schema+`.held AS h (`+asideColumns+`, state, reason) SELECT `+asideValues+`, 'held', $3 FROM i
+		ON CONFLICT (seq, key) DO UPDATE SET reason = excluded.reason, unseen = excluded.unseen`, g.tableID, g.layoutID, reason)
 		held = tag.RowsAffected()
 		return err
 	})
@@ -184,11 +183,10 @@ func (b *batch) holdReferredBy(ctx context.Context, tx pgx.Tx, groups []group, g
 	tag, err := tx.Exec(ctx, fmt.Sprintf(`
 		WITH o AS (SELECT i.id FROM pg_temp.incoming i JOIN %s t ON %s
 		            WHERE i.table_id = $1 AND i.layout_id IS NOT DISTINCT FROM nullif($2::bigint, 0) AND i.op = 'd' AND EXISTS (SELECT FROM %s c WHERE %s)),
-		     i AS (DELETE FROM pg_temp.incoming i USING o WHERE i.id = o.id RETURNING i.seq, i.table_id, i.layout_id, i.op, i.key, i."row")
-		INSERT INTO %s.held AS h (seq, table_id, layout_id, op, key, "row", state, reason)
-		SELECT seq, table_id, layout_id, op, key, "row", 'held', $3 FROM i
-		ON CONFLICT (seq, key) DO UPDATE SET reason = excluded.reason`,
-		g.target.SQL, g.target.Layout.KeyEquals("t", "i.key"), fk.ChildSQL, strings.Join(stays, " AND "), b.db.schema),
+		     i AS (DELETE FROM pg_temp.incoming i USING o WHERE i.id = o.id RETURNING i.*)
+		INSERT INTO %s.held AS h (%s, state, reason) SELECT %s, 'held', $3 FROM i
+		ON CONFLICT (seq, key) DO UPDATE SET reason = excluded.reason, unseen = excluded.unseen`,
+		g.target.SQL, g.target.Layout.KeyEquals("t", "i.key"), fk.ChildSQL, strings.Join(stays, " AND "), b.db.schema, asideColumns, asideValues),
 		g.tableID, g.layoutID, fmt.Sprintf("waits until no row in %s refers to it (foreign key %s)", fk.ChildSQL, fk.Name))
 	return tag.RowsAffected(), err
 }
@@ -216,7 +214,7 @@ func (b *batch) cascading(ctx context.Context, g *group) (string, error) {
 func (b *batch) syncs(ctx context.Context, oid uint32) (bool, error) {
 	if b.synced == nil {
 		var names []string
-		for _, t := range b.feed.Tables {
+		for _, t := range b.tables {
 			if t.Active && t.Delete && len(t.CapturedFrom) > 0 && !t.Captures(b.db.Side) {
 				names = append(names, t.Name)
 			}

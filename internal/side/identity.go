@@ -17,10 +17,11 @@ type Identity struct{ System, Timeline string }
 // Standing is which database a side is, and what it remembers.
 type Standing struct {
 	Identity
-	Epoch int
-	Batch int64  // the number of the last push whose records were deleted here
-	Nonce string // and its nonce
-	Reads int64  // how many reads were made safe here
+	Database uint32 // its oid in the cluster
+	Epoch    int
+	Batch    int64  // the number of the last push whose records were deleted here
+	Nonce    string // and its nonce
+	Reads    int64  // how many reads were made safe here
 }
 
 // Standing reads where this side stands. It is Refused when this cannot be the
@@ -28,7 +29,7 @@ type Standing struct {
 // set up for another side of the site.
 func (db *DB) Standing(ctx context.Context) (s Standing, err error) {
 	err = db.in(ctx, reading, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, identitySQL).Scan(&s.System, &s.Timeline); err != nil {
+		if err := tx.QueryRow(ctx, identitySQL+`, (SELECT oid FROM pg_database WHERE datname = current_database())`).Scan(&s.System, &s.Timeline, &s.Database); err != nil {
 			return err
 		}
 		if s.Timeline == "" {
@@ -181,7 +182,7 @@ func (db *DB) Begin(ctx context.Context, epoch int, batch int64, nonce string, a
 		if _, err := tx.Exec(ctx, `UPDATE `+db.schema+`.applied SET seq = $1, nonce = $2`, at.Seq, at.Nonce); err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `DELETE FROM `+db.schema+`.held; DELETE FROM `+db.schema+`.refused`)
+		_, err = tx.Exec(ctx, `DELETE FROM `+db.schema+`.held; DELETE FROM `+db.schema+`.refused; DELETE FROM `+db.schema+`.own`)
 		return err
 	})
 }

@@ -186,19 +186,27 @@ func (o *Outbox) records(ctx context.Context, limit int) error {
 	return nil
 }
 
-// Rules say what of a table's changes is sent.
-type Rules struct{ Create, Update, Delete bool }
+// Rules say what of a table's changes is sent, and whether with stamps, for a table
+// captured on both sides.
+type Rules struct{ Create, Update, Delete, TwoWay bool }
 
 // CopyEntries writes the entries of one table in COPY's binary form to w: the
 // current row of each key among the records, in the columns of the control
-// database's queue: direction, table_id, layout_id, snap, op, dropped, key, row.
+// database's queue: direction, table_id, layout_id, snap, op, dropped, key, row, stamp.
 //
 // Found by type and text: an upsert. Found under another spelling (1.0 became
 // 1.00): a marker for the captured spelling and an upsert of the live row. Not
 // found: a delete. What the rules turn off becomes a dropped entry without a row.
 func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tableID int32, layoutID int64, rules Rules, w io.Writer) error {
+	stamp := "NULL::bigint"
+	if rules.TwoWay {
+		var err error
+		if stamp, err = o.db.stampOfRecords(ctx, o.tx, t, tableID, o.cut, "key"); err != nil {
+			return err
+		}
+	}
 	s := strings.NewReplacer(
-		"{entry}", fmt.Sprintf("%d::integer, %d::integer, %d::bigint, pg_current_snapshot()", direction, tableID, layoutID),
+		"{stamp}", stamp, "{entry}", fmt.Sprintf("%d::integer, %d::integer, %d::bigint, pg_current_snapshot()", direction, tableID, layoutID),
 		"{outbox}", o.db.schema+".outbox", "{tbl}", row.Literal(t.Name.String()), "{cut}", fmt.Sprint(o.cut),
 		"{table}", t.SQL, "{on}", t.Layout.KeyEquals("t", "k.key"),
 		"{livekey}", t.Layout.KeyText("t"), "{liverow}", t.Layout.RowText("t"),
@@ -216,10 +224,10 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 		      FROM k LEFT JOIN {table} t ON {on})
 		SELECT {entry}, (CASE WHEN NOT found THEN 'd' WHEN livekey <> key THEN 'm' WHEN created THEN 'c' ELSE 'u' END)::"char",
 		       CASE WHEN NOT found THEN NOT {delete} WHEN livekey <> key THEN NOT ({create} OR {update}) ELSE off END,
-		       key, CASE WHEN livekey = key AND NOT off THEN liverow END
+		       key, CASE WHEN livekey = key AND NOT off THEN liverow END, {stamp}
 		  FROM j
 		UNION ALL
-		SELECT {entry}, 'u'::"char", NOT ({create} OR {update}), livekey, CASE WHEN {create} OR {update} THEN liverow END
+		SELECT {entry}, 'u'::"char", NOT ({create} OR {update}), livekey, CASE WHEN {create} OR {update} THEN liverow END, {stamp}
 		  FROM j WHERE livekey <> key
 		) TO STDOUT (FORMAT binary)`)
 	_, err := o.tx.Conn().PgConn().CopyTo(ctx, w, sql)
@@ -227,16 +235,30 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 }
 
 // DeletePushed removes exactly the records a push has read and stores the push's
-// number and nonce with that, unless a later push has done so already: this one
-// may have been held up since its commit.
-func (db *DB) DeletePushed(ctx context.Context, seqs []int64, batch int64, nonce string) error {
+// number and nonce with that. When that number is known here already, the push was
+// held up since its commit, others went by what it left, and nothing is removed: it
+// is pushed again. own, unless nil, writes what the push has sent of two-way tables
+// (table_id, key, seq, in COPY's binary form), which is then known as this side's.
+func (db *DB) DeletePushed(ctx context.Context, seqs []int64, batch int64, nonce string, own func(io.Writer) error) error {
 	return db.in(ctx, writing, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `DELETE FROM `+db.schema+`.outbox WHERE seq = ANY ($1)`, seqs); err != nil {
+		tag, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2 WHERE batch < $1`, batch, nonce)
+		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}
-		_, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2 WHERE batch < $1`, batch, nonce)
+		if own != nil {
+			if err := db.remember(ctx, tx, own); err != nil {
+				return err
+			}
+		}
+		_, err = tx.Exec(ctx, `DELETE FROM `+db.schema+`.outbox WHERE seq = ANY ($1)`, seqs)
 		return err
 	})
+}
+
+// Fence makes a push be known that was committed, so that it can remove no records
+// any more when it comes back: they are pushed again.
+func (db *DB) Fence(ctx context.Context, batch int64, nonce string) error {
+	return db.do(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2 WHERE batch = $1 - 1`, batch, nonce)
 }
 
 // Forget removes the records, up to a number, of tables that are not configured.

@@ -122,7 +122,7 @@ func TestAPushReadsAPrefix(t *testing.T) {
 	require.Equal(t, []int64{3, 4}, seqs)
 	require.Empty(t, unread)
 	testkit.Exec(t, late, `COMMIT`)
-	require.NoError(t, p.From.DeletePushed(t.Context(), seqs, 1, "n"))
+	require.NoError(t, p.From.DeletePushed(t.Context(), seqs, 1, "n", nil))
 	require.Equal(t, []string{"1", "2"}, testkit.Strings(t, p.S, `SELECT seq::text FROM backfill_maple_school.outbox ORDER BY seq`), "what was not read stays")
 
 	testkit.Exec(t, p.S, `INSERT INTO b VALUES (5)`)
@@ -170,7 +170,7 @@ func TestGuarantee2_HiddenRowsAreNotTakenForDeletes(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, seqs)
 	require.Contains(t, unread["public.t"], "row security")
-	_, _, _, err = db.Frozen(t.Context(), "public.t")
+	_, _, _, _, err = db.Frozen(t.Context(), "public.t")
 	require.ErrorContains(t, err, "row security")
 
 	// Enabled between the description and the read, it is PostgreSQL that refuses.
@@ -279,7 +279,7 @@ func TestReadsStopOnAnotherCluster(t *testing.T) {
 		p.From.Meet(other, 0)
 		_, _, _, err = read(t, p.From, "public.t")
 		require.Equal(t, backfill.Refused, backfill.CodeOf(err))
-		_, _, _, err = p.From.Frozen(t.Context(), "public.t")
+		_, _, _, _, err = p.From.Frozen(t.Context(), "public.t")
 		require.Equal(t, backfill.Refused, backfill.CodeOf(err))
 	}
 }

@@ -122,6 +122,31 @@ CREATE TABLE IF NOT EXISTS {schema}.held (
     PRIMARY KEY (seq, key) -- a truncate can leave the deletes of many keys
 );
 ALTER TABLE {schema}.held ADD COLUMN IF NOT EXISTS tried timestamptz;
+-- Of a table captured on both sides: what the change had seen of this side's when it
+-- was read, whether a backfill sent it, the first of its key set aside since the last
+-- that was applied, and whether it is in conflict with a change of this side.
+ALTER TABLE {schema}.held ADD COLUMN IF NOT EXISTS stamp bigint, ADD COLUMN IF NOT EXISTS released boolean NOT NULL DEFAULT false,
+    ADD COLUMN IF NOT EXISTS unseen bigint, ADD COLUMN IF NOT EXISTS conflict boolean NOT NULL DEFAULT false;
+-- Keys of two-way tables changed here and pushed, with the last number each got, until
+-- nothing on its way from the other side can have been read without them.
+CREATE TABLE IF NOT EXISTS {schema}.own (
+    table_id integer NOT NULL, key text[] COLLATE "C" NOT NULL, seq bigint NOT NULL, PRIMARY KEY (table_id, key)
+);
+CREATE INDEX IF NOT EXISTS own_by_seq ON {schema}.own (table_id, seq);
+-- Since when the own changes of a table are known.
+CREATE TABLE IF NOT EXISTS {schema}.two_way (table_id integer PRIMARY KEY, since bigint NOT NULL);
+-- Versions that lost a conflict, until they are in history.
+CREATE TABLE IF NOT EXISTS {schema}.lost (
+    note      uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    table_id  integer NOT NULL,
+    own       boolean NOT NULL, -- changed here, else on the other side
+    seq       bigint, -- NULL: it was never pushed
+    to_seq    bigint, -- NULL: to a change not pushed then
+    op        "char" NOT NULL DEFAULT 'u',
+    key       text[] NOT NULL,
+    layout    jsonb,
+    "row"     text[]
+);
 CREATE INDEX IF NOT EXISTS held_by_key ON {schema}.held (table_id, key);
 -- Tables of which rows were refused one after the other: how many, and when that were too many, how far the table's
 -- changes have been applied while the position goes on without it.

@@ -89,7 +89,7 @@ func (b *batch) refuse(tableID int32, rows int64, reason string) error {
 	if b.refused.now[tableID] <= b.refused.limit {
 		return nil
 	}
-	t, ok := b.feed.Tables[tableID]
+	t, ok := b.tables[tableID]
 	if !ok {
 		t.ID = tableID
 	}

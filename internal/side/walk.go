@@ -24,6 +24,7 @@ var ErrNotThere = errors.New("the changes asked about are not applied yet")
 type Page struct {
 	RequestID int64
 	Table     string
+	TableID   int32
 	Layout    *row.Layout  // the walk's; the table must still have it
 	Shape     string       // and this shape
 	After     backfill.Key // the resume key, nil at the beginning
@@ -37,15 +38,16 @@ type Page struct {
 }
 
 // Frozen reads where a walk of a table will end: the last key there is now, nil
-// for an empty table, with the layout and the snapshot of that moment.
-func (db *DB) Frozen(ctx context.Context, table string) (t *Table, upper backfill.Key, snapshot string, err error) {
+// for an empty table, with the layout and the snapshot of that moment, and up to
+// which of the other side's changes all have been seen here.
+func (db *DB) Frozen(ctx context.Context, table string) (t *Table, upper backfill.Key, snapshot string, seen int64, err error) {
 	_, err = db.read(ctx, table, func(tx pgx.Tx, d *Table) error {
 		t = d
-		err := tx.QueryRow(ctx, `SELECT pg_current_snapshot()::text, (SELECT `+d.Layout.KeyText("t")+` FROM `+d.SQL+` t ORDER BY `+descending(d.Layout)+` LIMIT 1)`).
-			Scan(&snapshot, &upper)
-		return err
+		err := tx.QueryRow(ctx, `SELECT pg_current_snapshot()::text, (SELECT `+d.Layout.KeyText("t")+` FROM `+d.SQL+` t ORDER BY `+descending(d.Layout)+` LIMIT 1), `+db.seen()).
+			Scan(&snapshot, &upper, &seen)
+		return db.orNotSetUp(err)
 	})
-	return t, upper, snapshot, err
+	return t, upper, snapshot, seen, err
 }
 
 func descending(l *row.Layout) string {
@@ -108,8 +110,9 @@ func (db *DB) read(ctx context.Context, table string, fn func(pgx.Tx, *Table) er
 }
 
 // CopyPage writes one page in COPY's binary form to w, in the columns of the
-// control database's staged rows: request_id, n, snap, key, row. Rows carry the
-// snapshot they were read under, taken with them; reads is the number of the read.
+// control database's staged rows: request_id, n, snap, key, row, stamp. Rows carry the
+// snapshot they were read under, taken with them, and with it how far the other
+// side's changes of them had been seen; reads is the number of the read.
 //
 // The rows are ordered by the key columns themselves: an output column named id
 // holding id::text would sort by text.
@@ -131,6 +134,10 @@ func (db *DB) CopyPage(ctx context.Context, p Page, w io.Writer) (reads int64, e
 		case p.After != nil:
 			where = append(where, t.Layout.KeyAfter("t", p.After))
 		}
+		stamp, err := db.stampOfRows(ctx, tx, t, p.TableID, "p.k")
+		if err != nil {
+			return err
+		}
 		rows := fmt.Sprintf(`%s WHERE %s ORDER BY %s LIMIT %d`, from, strings.Join(where, " AND "), t.Layout.KeyRefs("t"), p.Limit)
 		if p.Bytes > 0 && p.Limit > 1 {
 			large, err := stored(ctx, tx, t)
@@ -142,11 +149,11 @@ func (db *DB) CopyPage(ctx context.Context, p Page, w io.Writer) (reads int64, e
 			}
 		}
 		sql := fmt.Sprintf(`COPY (
-			SELECT %d::bigint, %d + row_number() OVER (), pg_current_snapshot(), p.k, p.r
+			SELECT %d::bigint, %d + row_number() OVER (), pg_current_snapshot(), p.k, p.r, %s
 			  FROM (SELECT %s AS k, %s AS r FROM %s) p
 			) TO STDOUT (FORMAT binary)`,
-			p.RequestID, p.Numbered, t.Layout.KeyText("t"), t.Layout.RowText("t"), rows)
-		_, err := tx.Conn().PgConn().CopyTo(ctx, w, sql)
+			p.RequestID, p.Numbered, stamp, t.Layout.KeyText("t"), t.Layout.RowText("t"), rows)
+		_, err = tx.Conn().PgConn().CopyTo(ctx, w, sql)
 		return err
 	})
 }

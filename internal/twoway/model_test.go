@@ -39,6 +39,11 @@ type rules struct {
 	blindUpsert      bool // a change the application commits during an apply is not looked for
 }
 
+// policy decides conflicts: the number of the side that wins, or quarantine.
+type policy int
+
+const quarantine policy = 2
+
 type entry struct {
 	seq, key, version, stamp, snap int
 	released, dropped              bool
@@ -84,7 +89,7 @@ type request struct {
 type world struct {
 	rng      *rand.Rand
 	off      rules
-	policy   int
+	policy   policy
 	keys     int
 	calm     int     // of ten writes so many are not made
 	refuses  int     // one in so many applied rows is refused at first
@@ -105,7 +110,7 @@ type world struct {
 
 func newWorld(seed uint64, off rules) *world {
 	w := &world{rng: rand.New(rand.NewPCG(seed, 1)), off: off, replaced: map[int]bool{}, lost: map[int]bool{}}
-	w.policy, w.keys, w.refuses, w.calm = w.rng.IntN(3), 1+w.rng.IntN(2), 2+w.rng.IntN(6), w.rng.IntN(10)
+	w.policy, w.keys, w.refuses, w.calm = policy(w.rng.IntN(3)), 1+w.rng.IntN(2), 2+w.rng.IntN(6), w.rng.IntN(10)
 	for i := range w.sides {
 		w.sides[i] = &side{rows: map[int]int{}, own: map[int]int{}, held: map[int]aside{}}
 	}
@@ -282,9 +287,9 @@ func (w *world) receive(i int, e aside, refused bool) {
 	winner := w.policy
 	switch {
 	case w.off.sourceWins:
-		winner = 1 - i
+		winner = policy(1 - i)
 	case w.off.receiverWins:
-		winner = i
+		winner = policy(i)
 	}
 	e.unseen = e.seq
 	older, replaces := s.held[e.key]
@@ -300,8 +305,8 @@ func (w *world) receive(i int, e aside, refused bool) {
 			delete(s.held, e.key)
 		}
 		return
-	case e.released, winner == 1-i:
-	case winner == i:
+	case e.released, winner == policy(1-i):
+	case winner == policy(i):
 		w.say("%d: %d (v%d) loses", i, e.seq, e.version)
 		w.lost[e.version] = true
 		if replaces { // it is older and loses with it
@@ -309,7 +314,7 @@ func (w *world) receive(i int, e aside, refused bool) {
 			delete(s.held, e.key)
 		}
 		return
-	default:
+	case winner == quarantine:
 		w.say("%d: %d (v%d) is quarantined", i, e.seq, e.version)
 		e.conflict = true
 		s.held[e.key] = e
