@@ -33,7 +33,6 @@ var contenders = []contender{
 	{"COPY and upsert", false, upsert},
 	{"logical replication, initial sync", true, subscribe},
 	{"pgcopydb", true, pgcopydb},
-	{"Bucardo, initial copy", true, func(ctx context.Context, b *bench, w workload) error { return bucardoMissing() }},
 }
 
 // contest runs every contender on a workload in turn, round after round, for every holding of the receiver.
@@ -61,6 +60,15 @@ func (b *bench) contest(ctx context.Context, w workload) error {
 				}
 				b.report.took(group, c.name, took)
 				b.say("round %d, %s, %s: %.2f s", round+1, group, c.name, took.Seconds())
+			}
+			if h == empty && !out[bucardoCopy] {
+				var why missing
+				if err := b.bucardo(ctx, w, group); errors.As(err, &why) {
+					out[bucardoCopy] = true
+					b.report.absent(group, bucardoCopy, string(why))
+				} else if err != nil {
+					return fmt.Errorf("%s, Bucardo: %w", group, err)
+				}
 			}
 			if err := b.ours(ctx, w, h, group); err != nil {
 				return fmt.Errorf("%s, Backfill: %w", group, err)
