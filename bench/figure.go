@@ -60,7 +60,10 @@ func (b *bench) live(ctx context.Context) error {
 	if err := b.ready(ctx, orders, empty); err != nil {
 		return err
 	}
-	beside, err := b.latencies(ctx, &id, func(ctx context.Context) error { return b.whole(ctx, orders, empty, "orders, beside live changes") })
+	beside, err := b.latencies(ctx, &id, func(ctx context.Context) error {
+		_, err := b.through(ctx, orders, "orders, beside live changes")
+		return err
+	})
 	if err != nil {
 		return err
 	}

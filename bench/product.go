@@ -282,18 +282,26 @@ func (p *product) reject(ctx context.Context, r backfill) error {
 	return p.call(ctx, http.MethodPost, fmt.Sprintf("/backfills/%d/reject", r.ID), map[string]any{"revision": r.Revision, "note": "measured"}, nil)
 }
 
-// drained waits until the receiver has applied everything that is in the queue, and tells since when, and how long that
+// drained waits until the receiver has applied everything that is in the queue now. It tells when that was, and how long it
 // took from the first batch on: the acknowledgements of n batches are n-1 batches apart.
 func (p *product) drained(ctx context.Context) (at time.Time, apply time.Duration, err error) {
-	var seconds float64
-	err = await(ctx, "the queue to be empty", func() (drained bool, err error) {
-		err = p.b.control.QueryRow(ctx, `
-			SELECT d.applied_seq >= (SELECT max(seq) FROM backfill_control.entry WHERE direction = d.id), coalesce(d.applied_at, now()),
-			       (SELECT coalesce(extract(epoch FROM max(at) - min(at)) * count(*) / nullif(count(*) - 1, 0), 0) FROM backfill_control.ack
-			         WHERE direction = d.id AND seq >= (SELECT min(seq) FROM backfill_control.entry WHERE direction = d.id))
-			  FROM backfill_control.direction d WHERE d.from_side = $1`, source).Scan(&drained, &at, &seconds)
+	var direction int32
+	var first, last int64
+	if err := p.b.control.QueryRow(ctx, `
+		SELECT d.id, coalesce((SELECT min(seq) FROM backfill_control.entry WHERE direction = d.id), 0), coalesce((SELECT max(seq) FROM backfill_control.entry WHERE direction = d.id), 0)
+		  FROM backfill_control.direction d WHERE d.from_side = $1`, source).Scan(&direction, &first, &last); err != nil {
+		return at, 0, err
+	}
+	if err := await(ctx, "the queue to be empty", func() (drained bool, err error) {
+		err = p.b.control.QueryRow(ctx, `SELECT applied_seq >= $2 FROM backfill_control.direction WHERE id = $1`, direction, last).Scan(&drained)
 		return drained, errors.Join(err, p.alive())
-	})
+	}); err != nil {
+		return at, 0, err
+	}
+	var seconds float64
+	err = p.b.control.QueryRow(ctx, `
+		SELECT min(at) FILTER (WHERE seq >= $3), coalesce(extract(epoch FROM max(at) - min(at)) * count(*) / nullif(count(*) - 1, 0), 0)
+		  FROM backfill_control.ack WHERE direction = $1 AND seq >= $2`, direction, first, last).Scan(&at, &seconds)
 	return at, time.Duration(seconds * float64(time.Second)), err
 }
 

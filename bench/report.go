@@ -79,7 +79,14 @@ var targets = map[string]float64{walkName: 1.1, releaseName: 0.4, applyName: 1.3
 
 // floor is the median of the floor of a workload, 0 when that was not measured.
 func (r *report) floor(workload string) time.Duration {
-	return median(r.line(fmt.Sprintf("%s, receiver %s", workload, empty), floorName).took)
+	for _, g := range r.groups {
+		for _, l := range g.lines {
+			if g.name == fmt.Sprintf("%s, receiver %s", workload, empty) && l.name == floorName {
+				return median(l.took)
+			}
+		}
+	}
+	return 0
 }
 
 func (r *report) write(path string) error {
