@@ -86,7 +86,12 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 		}
 		return a.faults.at("classify: read")
 	}
-	rows := func(numbers []int64, w io.Writer) error { return a.store.CopyStagedRows(ctx, req.ID, numbers, w) }
+	rows := func(numbers []int64, w io.Writer) error {
+		if err := a.store.CopyStagedRows(ctx, req.ID, numbers, w); err != nil {
+			return err
+		}
+		return a.faults.at("classify: rows read")
+	}
 	store := func(at int64, effects io.Reader) error {
 		return a.store.StoreEffects(ctx, req.ID, r.Revision, after, to, at, effects)
 	}
