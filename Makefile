@@ -58,6 +58,16 @@ soak: need-postgres need-cc temporal ## random schedules (SEEDS=200, SEED=the fi
 	BACKFILL_SOAK=1 BACKFILL_SEEDS=$(SEEDS) BACKFILL_SEED=$(SEED) CGO_ENABLED=1 $(GO) test -race -timeout 12h -v \
 		-run 'Convergence|ACrashAtAnyPoint|KillsAtAnyPoint' ./activities ./internal/acceptance
 
+# ROWS of the workload orders, the others follow; ONLY=orders,steady runs parts (bin/bench -h lists them).
+ROWS     ?= 1000000
+ROUNDS   ?= 3
+ONLY     ?=
+
+.PHONY: bench
+bench: need-postgres temporal $(BIN)/backfill ## measure beside COPY, upserts, logical replication, pgcopydb and Bucardo: bench/results.md
+	$(GO) build -o $(BIN)/bench ./bench
+	$(BIN)/bench -rows $(ROWS) -rounds $(ROUNDS) -only '$(ONLY)'
+
 FUZZTIME ?= 60s
 
 .PHONY: fuzz

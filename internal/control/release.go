@@ -154,7 +154,7 @@ func markOvertaken(ctx context.Context, tx pgx.Tx, id int64, direction, table in
 		UPDATE backfill_control.staged s SET superseded_by = o.seq
 		  FROM (SELECT s.n, max(e.seq) AS seq
 		          FROM backfill_control.entry e
-		          JOIN backfill_control.staged s ON s.request_id = $1 AND s.key = e.key AND s.n > $4
+		          JOIN backfill_control.staged s ON s.request_id = $1 AND `+keyIs("e.key")+` AND s.n > $4
 		         WHERE e.direction = $2 AND e.table_id = $3 AND e.seq > $5 AND e.seq <= $6 AND backfill_control.later(e.snap, s.snap)
 		         GROUP BY s.n) o
 		 WHERE s.request_id = $1 AND s.n = o.n`, id, direction, table, from, checked, last)
@@ -203,7 +203,7 @@ func unjudge(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, f
 		        ON e.direction = $2 AND e.seq > CASE WHEN r.released_up_to = 0 THEN r.judged_seq ELSE r.checked_seq END
 		     WHERE r.id = $1 AND e.table_id = $3 AND e.seq <= $5 AND NOT e.dropped),
 		touched AS (
-		    SELECT s.n FROM later JOIN backfill_control.staged s ON s.request_id = $1 AND s.key = later.key
+		    SELECT s.n FROM later JOIN backfill_control.staged s ON s.request_id = $1 AND `+keyIs("later.key")+`
 		    UNION
 		    SELECT s.n FROM backfill_control.staged s WHERE s.request_id = $1 AND EXISTS (SELECT FROM later WHERE op = 't')),
 		gone AS (
