@@ -58,6 +58,16 @@ soak: need-postgres need-cc temporal ## random schedules (SEEDS=200, SEED=the fi
 	BACKFILL_SOAK=1 BACKFILL_SEEDS=$(SEEDS) BACKFILL_SEED=$(SEED) CGO_ENABLED=1 $(GO) test -race -timeout 12h -v \
 		-run 'Convergence|ACrashAtAnyPoint|KillsAtAnyPoint' ./activities ./internal/acceptance
 
+# ROWS of the workload orders, the others follow; ONLY=orders,steady runs parts (bin/bench -h lists them).
+ROWS     ?= 1000000
+ROUNDS   ?= 3
+ONLY     ?=
+
+.PHONY: bench
+bench: need-postgres temporal $(BIN)/backfill ## measure beside COPY, upserts, logical replication, pgcopydb and Bucardo: bench/results.md
+	$(GO) build -o $(BIN)/bench ./bench
+	$(BIN)/bench -rows $(ROWS) -rounds $(ROUNDS) -only '$(ONLY)'
+
 FUZZTIME ?= 60s
 
 .PHONY: fuzz
@@ -83,8 +93,14 @@ $(TOOLS)/staticcheck $(TOOLS)/workflowcheck:
 	GOBIN=$(abspath $(TOOLS)) $(GO) install $(if $(findstring staticcheck,$@),$(STATICCHECK),$(WORKFLOWCHECK))
 
 .PHONY: screenshots
-screenshots: need-postgres need-chromium ## the pictures of the documentation; EVERY=1: every page, narrow and wide, light and dark
+screenshots: need-postgres need-chromium temporal ## the pictures of the documentation; EVERY=1: every page, narrow and wide, light and dark
 	$(GO) test ./ui -run TestScreenshots -count=1 -args -screenshots $(abspath docs/img) $(if $(EVERY),-every)
+
+MEASURE_ROWS ?= 1000000
+
+.PHONY: measure
+measure: need-postgres ## how long review pages take over MEASURE_ROWS (1000000) staged rows, and what 200 open pages cost
+	$(GO) test ./ui -run TestMeasure -count=1 -parallel 1 -timeout 30m -args -measure -measure-rows $(MEASURE_ROWS)
 
 .PHONY: clean
 clean: ## remove what was built

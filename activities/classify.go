@@ -80,16 +80,22 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 	if err != nil {
 		return err
 	}
-	load := func(w io.Writer) error {
-		if err := a.store.CopyStaged(ctx, req.ID, after, to, w); err != nil {
+	keys := func(w io.Writer) error {
+		if err := a.store.CopyStagedKeys(ctx, req.ID, after, to, w); err != nil {
 			return err
 		}
 		return a.faults.at("classify: read")
 	}
+	rows := func(numbers []int64, w io.Writer) error {
+		if err := a.store.CopyStagedRows(ctx, req.ID, numbers, w); err != nil {
+			return err
+		}
+		return a.faults.at("classify: rows read")
+	}
 	store := func(at int64, effects io.Reader) error {
 		return a.store.StoreEffects(ctx, req.ID, r.Revision, after, to, at, effects)
 	}
-	err = a.db.Classify(ctx, req.ID, table.ID, req.Table, layout, load, store)
+	err = a.db.Classify(ctx, req.ID, table.ID, req.Table, layout, keys, rows, store)
 	if side.Unconvertible(err) {
 		if half := after + (to-after)/2; half > after {
 			if err := a.classify(ctx, req, after, half); err != nil {
@@ -98,7 +104,7 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 			return a.classify(ctx, req, half, to)
 		}
 		// This side's encoding lacks a character of the row: what it would do stays unknown.
-		err = a.db.Classify(ctx, req.ID, table.ID, req.Table, layout, nil, store)
+		err = a.db.Classify(ctx, req.ID, table.ID, req.Table, layout, nil, nil, store)
 	}
 	if err != nil {
 		return err

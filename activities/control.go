@@ -204,6 +204,11 @@ func (c *Control) releaseBatch(ctx context.Context, k *gatekeeper, stopping <-ch
 	if pass, err := k.pass(ctx, stopping); err != nil || !pass {
 		return false, err
 	}
+	end, err := c.Store.ReleaseTurn(ctx, k.req.Direction.ID)
+	if err != nil {
+		return false, err
+	}
+	defer end()
 	began, before := time.Now(), k.req.ReleasedUpTo
 	if done, err = c.Store.ReleaseBatch(ctx, k.req.ID, k.rows()); err != nil || done {
 		return done, err

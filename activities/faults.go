@@ -7,7 +7,7 @@ var Points = []string{
 	"push: locked", "push: forgotten", "push: snapshot", "push: layout recorded", "push: read", "push: caught up", "push: durable", "push: committed", "push: deleted",
 	"apply: skips shown", "apply: skips dropped", "apply: retries asked for", "apply: wishes done", "apply: pulled", "apply: committed", "apply: mirrored", "apply: acknowledged",
 	"walk: claimed", "walk: bounds read", "walk: frozen", "walk: pushed", "page: read", "page: committed", "walk: at its end", "walk: reviewable", "walk: ended", "walk: handed back",
-	"classify: read", "classify: stored",
+	"classify: read", "classify: rows read", "classify: stored",
 	"count: counted", "count: reported",
 	"decide: recorded", "pause: recorded", "close: recorded", "judge: recorded",
 	"release: batch committed", "release: finished",

@@ -237,7 +237,7 @@ func (a *Agent) pushTable(ctx context.Context, p *control.Push, o *side.Outbox, 
 	if !t.Keys {
 		return nil
 	}
-	layoutID, err := a.store.PutLayout(ctx, t.Layout)
+	layoutID, err := p.PutLayout(ctx, t.Layout)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -325,6 +326,38 @@ func TestReleaseAsAnActivity(t *testing.T) {
 	require.NoError(t, value.Get(&s))
 	require.Equal(t, backfill.Finished, s.State)
 	require.Equal(t, int64(20), s.Released)
+}
+
+// Releases that were approved at once wait for each other without a connection, and
+// a push for one batch at most.
+func TestReleasesOfADirectionTakeTurns(t *testing.T) {
+	w := newWorld(t, orders+`; `+measures+`; CREATE TABLE third (id int PRIMARY KEY)`, "public.orders", "public.measures", "public.third")
+	w.onSource(`INSERT INTO orders SELECT g FROM generate_series(1, 5) g; INSERT INTO measures VALUES (1, 1, 1); INSERT INTO third VALUES (1)`)
+	w.drain()
+	p, err := w.Store.BeginPush(t.Context(), w.Out)
+	require.NoError(t, err)
+	c := &Control{Store: w.Store, ReleaseRows: 100}
+	var all sync.WaitGroup
+	var ids []int64
+	defer all.Wait()
+	defer p.Rollback()
+	for _, table := range []string{"public.orders", "public.measures", "public.third"} {
+		id := w.Request(table).ID
+		ids = append(ids, id)
+		testkit.Exec(t, w.C, `UPDATE backfill_control.request SET state = 'RELEASING' WHERE id = $1`, id)
+		all.Go(func() {
+			_, err := runActivity(c.Release, id)
+			require.NoError(t, err)
+		})
+	}
+	testkit.Eventually(t, "a release waits for the lock", func() bool { return testkit.LockWaiters(t, w.C) == 1 })
+	time.Sleep(200 * time.Millisecond)
+	require.Equal(t, 1, testkit.LockWaiters(t, w.C))
+	p.Rollback()
+	all.Wait()
+	for _, id := range ids {
+		require.Equal(t, backfill.Finished, w.Now(id).State)
+	}
 }
 
 func TestIdenticalRowsAreLeftOutAtTheApproversWish(t *testing.T) {

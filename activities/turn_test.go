@@ -32,7 +32,7 @@ func TestWalksTakeTurns(t *testing.T) {
 	require.False(t, wanted(a))
 	require.False(t, admit(b, one))
 	require.False(t, admit(c, one))
-	require.Contains(t, w.Now(b).Waiting, "its turn: 1 backfills walk on school")
+	require.Contains(t, w.Now(b).Waiting, "its turn: 1 of at most 1 backfills walk on school, 0 wait before it")
 	require.True(t, wanted(a))
 	require.False(t, admit(c, control.Limits{Side: 8, All: 1}), "the limit of all sides")
 

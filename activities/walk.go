@@ -72,7 +72,7 @@ func (a *Agent) Walk(ctx context.Context, requestID int64) (WalkResult, error) {
 	var held *control.LeaseHeld
 	switch {
 	case errors.As(err, &held):
-		return WalkResult{}, temporal.NewApplicationErrorWithOptions(held.Error(), "lease_held", temporal.ApplicationErrorOptions{NextRetryDelay: held.For})
+		return WalkResult{}, temporal.NewApplicationErrorWithOptions(held.Error(), "lease_held", temporal.ApplicationErrorOptions{NextRetryDelay: held.For, Category: temporal.ApplicationErrorCategoryBenign})
 	case errors.Is(err, control.ErrFenced):
 		return a.stands(ctx, requestID, Walked{})
 	case err != nil:
@@ -125,7 +125,7 @@ func (a *Agent) admit(ctx context.Context, requestID int64) error {
 	err = a.store.Admit(ctx, requestID, a.Walks)
 	var later *control.NotYet
 	if errors.As(err, &later) {
-		return temporal.NewApplicationErrorWithOptions(later.Error(), "not_yet", temporal.ApplicationErrorOptions{NextRetryDelay: later.AskAgain()})
+		return temporal.NewApplicationErrorWithOptions(later.Error(), "not_yet", temporal.ApplicationErrorOptions{NextRetryDelay: later.AskAgain(), Category: temporal.ApplicationErrorCategoryBenign})
 	}
 	return surface(err)
 }

@@ -64,7 +64,7 @@ func (s *Service) Reject(ctx context.Context, a Account, id int64, d Decision) (
 	}
 	if strings.TrimSpace(d.Note) == "" {
 		return nil, &backfill.Error{Code: backfill.Invalid, Message: "a rejection needs a note that says why",
-			Fields: []backfill.FieldError{{Field: "note", Message: "is empty"}}}
+			Fields: []backfill.FieldError{{Field: "note", Message: "is empty: say why"}}}
 	}
 	if err := checkNote(d.Note); err != nil {
 		return nil, err

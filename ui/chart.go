@@ -37,6 +37,8 @@ const (
 	chartWidth  = 600.0
 	chartHeight = 110.0
 	chartLines  = 12 // of the table
+	// shortest is how long a course must be for a picture to say more than its figures.
+	shortest = 10 * time.Second
 )
 
 // drawChart draws points, oldest first, or returns nil when there is nothing to see.
@@ -45,10 +47,10 @@ func drawChart(id, title string, points []point) *chart {
 		return nil
 	}
 	first, last := points[0], points[len(points)-1]
-	span := last.At.Sub(first.At).Seconds()
-	if span <= 0 || last.Rows <= 0 {
+	if last.At.Sub(first.At) < shortest || last.Rows <= 0 {
 		return nil
 	}
+	span := last.At.Sub(first.At).Seconds()
 	x := func(p point) float64 { return p.At.Sub(first.At).Seconds() / span * chartWidth }
 	y := func(p point) float64 { return chartHeight - float64(p.Rows)/float64(last.Rows)*chartHeight }
 	c := &chart{ID: id, Title: title, Top: num(last.Rows) + " rows", End: spell(last.At.Sub(first.At))}

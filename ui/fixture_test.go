@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/local"
+	"backfill/internal/pace"
 	"backfill/internal/row"
 	"backfill/ui"
 )
@@ -67,13 +69,13 @@ func startDatabases() *databases {
 func TestMain(m *testing.M) {
 	code := m.Run()
 	closeBrowser()
-	if started {
+	if started.Load() {
 		shared().stop()
 	}
 	os.Exit(code)
 }
 
-var started bool
+var started atomic.Bool
 
 // world is a server with the pages over a database of its own.
 type world struct {
@@ -97,7 +99,8 @@ func newWorld(t *testing.T) *world {
 	if _, err := local.FindPostgres(); err != nil {
 		t.Skipf("the pages are not tested: %v", err)
 	}
-	started = true
+	t.Parallel()
+	started.Store(true)
 	d := shared()
 	require.NoError(t, d.err)
 	ctx := t.Context()
@@ -268,6 +271,17 @@ func fill(ctx context.Context, dsn string) error {
 		if _, err := conn.Exec(ctx, statement, pgx.NamedArgs{"students": students, "attendance": attendance, "hostile": hostile}); err != nil {
 			return fmt.Errorf("%w in %.200s", err, statement)
 		}
+	}
+	gates := []pace.Gate{
+		{Name: "lag", Side: "central", Kind: pace.ReplicaLag, Limit: 10, MaxAge: 3600},
+		{Name: "load", Side: "school", Kind: pace.Sessions, Limit: 20, MaxAge: 3600},
+		{Name: "slow", Side: "school", Table: "public.attendance", Kind: pace.RowsPerSecond, Limit: 2000},
+	}
+	if err := store.PutGates(ctx, "ada", "maple", gates, true); err != nil {
+		return err
+	}
+	if err := store.Measured(ctx, "maple", []control.Measurement{{Gate: gates[0], Value: 4.2}, {Gate: gates[1], Value: 31}}); err != nil {
+		return err
 	}
 	return store.Wish(ctx, "maple", 373, "retry", "grace")
 }

@@ -22,6 +22,7 @@ func loadTemplates(a *assets, now func() time.Time) templates {
 		"lower": lower, "next": func(n int64) int64 { return n + 1 }, "capitalise": capitalise,
 		"deref": func(s *string) string { return *s }, "deref64": func(n *int64) int64 { return *n },
 		"revision": func(n int64) map[string]int64 { return map[string]int64{"revision": n} },
+		"gateFor":  func(table string) map[string]string { return map[string]string{"table": table} },
 		"lastHref": func(c []crumb) string { return c[len(c)-1].Href },
 	}).ParseFS(files, "templates/base.html", "templates/parts.html"))
 	out := templates{}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 )
 
 // everyPage lists a page of each kind.
@@ -178,4 +179,21 @@ func TestAViewerIsToldWhy(t *testing.T) {
 	require.NotContains(t, body, `id="cancel"`)
 	_, body = w.get("/sites/maple/queue", viewerToken)
 	require.NotContains(t, body, "/retry")
+}
+
+// Pages are made once for all of a role; what concerns one person is not.
+func TestWhatConcernsOnePersonIsNotShared(t *testing.T) {
+	w := newWorld(t)
+	const graceToken = "grace-token-0123456789"
+	require.NoError(t, w.store.PutToken(t.Context(), "ada", "grace", control.Admin, graceToken)) // who asked
+	require.NoError(t, w.store.SetSecondPerson(t.Context(), "ada", "maple", true))
+	path := fmt.Sprintf("/backfills/%d", w.request("public.students", backfill.AwaitingReview))
+	for range 3 {
+		_, ada := w.get(path, adminToken, "Backfill-Fragment", "1")
+		_, grace := w.get(path, graceToken, "Backfill-Fragment", "1")
+		require.NotContains(t, ada, "another reviewer has to approve it")
+		require.Contains(t, grace, "another reviewer has to approve it")
+		require.Contains(t, ada, `&#34;by&#34;: &#34;ada&#34;`)
+		require.Contains(t, grace, `&#34;by&#34;: &#34;grace&#34;`)
+	}
 }

@@ -141,7 +141,7 @@ func (p *pages) request(c echo.Context, a api.Account) (*view, error) {
 	d.allowed(second, a)
 	d.Approval, d.Rejection = signals(r, a.Name)
 
-	v := &view{template: "request", Title: fmt.Sprintf("%s: %s", r.Table, lower(d.Word)), Data: &d,
+	v := &view{template: "request", Title: fmt.Sprintf("%s: %s", r.Table, lower(d.Word)), Data: &d, Personal: r.State == backfill.AwaitingReview,
 		Crumbs: append(siteCrumbs(r.Site), crumb{fmt.Sprintf("Request %d", r.ID), fmt.Sprintf("/backfills/%d", r.ID)})}
 	if r.State.Open() {
 		v.Events = api.Topics{Requests: []int64{r.ID}}
@@ -227,6 +227,13 @@ func (p *pages) course(ctx context.Context, d *requestData) error {
 			to = &release
 		}
 		*to = append(*to, point{x.At, x.Rows, x.Throttled.Seconds()})
+	}
+	// Where it ended was recorded with the request.
+	if n := len(walk); n > 0 && d.WalkedAt != nil {
+		walk = append(walk, point{*d.WalkedAt, d.Staged, walk[n-1].Throttled})
+	}
+	if n := len(release); n > 0 && d.State == backfill.Finished {
+		release = append(release, point{*d.ClosedAt, d.ReleasedUpTo, release[n-1].Throttled})
 	}
 	for _, c := range []*chart{drawChart("walk", "Walk", walk), drawChart("release", "Release", release)} {
 		if c != nil {

@@ -236,11 +236,12 @@ func TestRejectingNeedsANote(t *testing.T) {
 	require.True(t, eval[bool](b, `document.getElementById("rejecting").open && document.querySelector("#reject-note:invalid") !== null`))
 	b.do(chromedp.SendKeys(chromedp.CSS("#reject-note"), "   "))
 	b.click("#rejecting .danger")
-	b.until(`document.querySelector("#rejecting .problem").innerText.includes("note")`)
+	b.until(`document.querySelector("#reject-note-wrong")?.innerText === "Is empty: say why"`)
 	b.do(chromedp.SendKeys(chromedp.CSS("#reject-note"), "not these"))
 	b.click("#rejecting .danger")
 	b.until(`document.querySelector(".pill").innerText.includes("Rejected")`)
 	require.Contains(t, b.text("main"), "not these")
+	require.Contains(t, b.text("#panel"), "When it was judged, central lacked this row.", "nothing will be released any more")
 	require.Greater(t, eval[int](b, `document.querySelectorAll(".window .r .swatch").length`), 10, "the rows stay readable")
 }
 

@@ -3,9 +3,11 @@ package ui_test
 import (
 	"flag"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -20,7 +22,7 @@ var (
 )
 
 // documented are the pictures that the documentation shows.
-var documented = []string{"sites", "tables", "table-open", "ask", "review", "review-overwrite", "review-narrow-dark", "approve", "walking", "finished", "superseded", "queue", "history", "life", "audit"}
+var documented = []string{"sites", "tables", "gate", "walking", "review", "review-overwrite", "review-narrow-dark", "approve", "queue", "life"}
 
 // TestScreenshots draws pages: NAME.png is wide and light, NAME-dark, NAME-narrow and
 // NAME-narrow-dark are the others.
@@ -33,7 +35,7 @@ func TestScreenshots(t *testing.T) {
 	require.NoError(t, os.MkdirAll(*screenshots, 0o755))
 	w := newWorld(t)
 	review, rejected := w.request("public.students", backfill.AwaitingReview), w.request("public.enrollments", backfill.Rejected)
-	ready := `document.querySelector(".tail") === null || document.querySelector(".window .r .swatch") !== null || document.querySelector(".tail").dataset.text.startsWith("No row")`
+	ready := `document.querySelector("#rows") === null || document.querySelector(".window .r .swatch") !== null || document.querySelector("#rows .tail").dataset.text.startsWith("No row")`
 	for _, p := range []struct {
 		name, path string
 		act        string
@@ -41,6 +43,13 @@ func TestScreenshots(t *testing.T) {
 		{name: "sites", path: "/"},
 		{name: "tables", path: "/sites/maple"},
 		{name: "table-open", path: "/sites/maple?open=3-school"},
+		{name: "gates", path: "/sites/maple", act: `document.querySelector('#gates').scrollIntoView({block: "center"})`},
+		{name: "gate", path: "/sites/maple", act: `document.querySelector('[id="g:load:change"]').click()`},
+		{name: "gate-wrong", path: "/sites/maple", act: `document.querySelector('#gate-add').click(), document.querySelector('#gate .primary').click()`},
+		{name: "untable", path: "/sites/maple?open=8-school", act: `document.querySelector('[id="8-school-remove"]').click()`},
+		{name: "proof", path: "/sites/maple/proof"},
+		{name: "tables-few", path: "/sites/birch"},
+		{name: "tables-away", path: "/sites/oak"},
 		{name: "ask", path: "/sites/maple", act: `document.querySelector('[data-dialog=ask]').click()`},
 		{name: "review", path: fmt.Sprintf("/backfills/%d", review)},
 		{name: "review-overwrite", path: fmt.Sprintf("/backfills/%d?effect=overwrite", review), act: `document.querySelector('.window .r').focus()`},
@@ -89,4 +98,29 @@ func TestScreenshots(t *testing.T) {
 	b := w.open("", "/signin")
 	b.do(chromedp.EmulateViewport(1280, 860))
 	b.picture(filepath.Join(*screenshots, "signin.png"))
+}
+
+// TestScreenshotsOfTheConsole draws Temporal's console as operators see it: the
+// runs, and one that awaits review.
+func TestScreenshotsOfTheConsole(t *testing.T) {
+	if *screenshots == "" {
+		t.Skip("no -screenshots DIR")
+	}
+	p := start(t, "dev", "--demo", "--state-dir", t.TempDir(), "--listen", "127.0.0.1:0")
+	w := &world{t: t, url: p.printed("ready:")}
+	token, console := p.printed("token:"), p.printed("console:")
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+"/api/v1/sites/maple/backfills", strings.NewReader(`{"table":"public.students","from":"school"}`))
+	require.NoError(t, err)
+	res, body := w.send(r, "", "Authorization", "Bearer "+token, "Content-Type", "application/json")
+	require.Equal(t, http.StatusCreated, res.StatusCode, body)
+
+	b := w.open(token, strings.TrimPrefix(res.Header.Get("Location"), "/api/v1"))
+	b.until(`document.querySelector("#approve")`)
+	run := eval[string](b, `document.querySelector(".line a").href`)
+	b.do(chromedp.EmulateViewport(1280, 640), chromedp.Navigate(console+"/namespaces/default/workflows"))
+	b.until(`document.body.innerText.includes("backfill/maple/public.students/school")`)
+	b.picture(filepath.Join(*screenshots, "console-runs.png"))
+	b.do(chromedp.EmulateViewport(1280, 1080), chromedp.Navigate(run))
+	b.until(`document.body.textContent.includes("Walk public.students on school")`)
+	b.picture(filepath.Join(*screenshots, "console-run.png"))
 }

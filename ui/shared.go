@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -21,6 +22,8 @@ type shared struct {
 }
 
 type sharedPart struct {
+	personal atomic.Bool // what stood here last was for one person: each has a part of their own
+
 	mu     sync.Mutex // held while it is made: the others wait for it
 	html   []byte
 	topics api.Topics
@@ -48,9 +51,15 @@ func (s *shared) part(key string) *sharedPart {
 }
 
 // fragment answers with the changing part of a page, as it was made for the last who
-// asked for the same under the same name, when that is still true.
+// asked for the same with the same role, or of a personal page under the same name,
+// when that is still true.
 func (p *pages) fragment(c echo.Context, a api.Account, h handler) error {
-	part := p.shared.part(a.Name + " " + string(a.Role) + " " + c.Request().URL.RequestURI())
+	key := string(a.Role) + " " + c.Request().URL.RequestURI()
+	all := p.shared.part(key)
+	part := all
+	if all.personal.Load() {
+		part = p.shared.part(a.Name + " " + key)
+	}
 	part.mu.Lock()
 	defer part.mu.Unlock()
 	if part.html != nil && p.Now().Before(part.until) && p.Changes.Last(part.topics) <= part.seen {
@@ -73,7 +82,8 @@ func (p *pages) fragment(c echo.Context, a api.Account, h handler) error {
 	if err := p.templates[v.template].ExecuteTemplate(&b, "fragment", v); err != nil {
 		return err
 	}
-	if !v.Events.None() {
+	all.personal.Store(v.Personal)
+	if !v.Events.None() && (part != all || !v.Personal) {
 		part.html, part.topics, part.seen, part.until = b.Bytes(), v.Events, seen, p.Now().Add(sharedFor)
 	}
 	return c.HTMLBlob(http.StatusOK, b.Bytes())

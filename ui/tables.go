@@ -25,11 +25,18 @@ type tableRow struct {
 	Diff     *int64 // rows of the source that the receiver's count lacks; nil when not counted
 	Level    int    // the receiver's count in per cent of the source's
 	Capture  statePart
+	Outdated bool // a backfill has finished since the counts were taken
 	Button   button
 	RowsOpen []rowButton
 	Open     bool
 	Toggle   string // the address with this row opened or closed
 	Detail   *tableDetail
+	Admin    bool
+}
+
+// Path is the table's address in the API.
+func (r *tableRow) Path() string {
+	return "/api/v1/sites/" + r.Table.Site + "/tables/" + url.PathEscape(r.Table.Name)
 }
 
 type tableDetail struct {
@@ -38,6 +45,7 @@ type tableDetail struct {
 	SameLayout bool
 	Layout     []layoutColumn
 	Last       []lastRequest
+	Gates      []gatePart
 }
 
 type layoutColumn struct {
@@ -60,6 +68,20 @@ type tablesData struct {
 	Rows        []tableRow
 	Open        []string
 	Admin       bool
+	Gates       []gatePart
+}
+
+// Kinds lists what a gate can measure.
+func (tablesData) Kinds() any { return kindWords }
+
+// Names lists the site's tables, each once.
+func (d tablesData) Names() (out []string) {
+	for _, r := range d.Rows {
+		if !slices.Contains(out, r.Table.Name) {
+			out = append(out, r.Table.Name)
+		}
+	}
+	return out
 }
 
 func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
@@ -72,11 +94,20 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := tablesData{Admin: a.Role.Covers(control.Admin), sitePart: p.sitePart(site, panels), Open: opened(c.QueryParams()["open"])}
+	gates, err := p.service.Gates(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	finished, err := p.service.Backfills(ctx, control.RequestFilter{Site: name, States: []string{string(backfill.Finished)}, Limit: len(panels)})
+	if err != nil {
+		return nil, err
+	}
+	d := tablesData{Admin: a.Role.Covers(control.Admin), sitePart: p.sitePart(site, panels), Gates: gateParts(name, gates, panels), Open: opened(c.QueryParams()["open"])}
 	d.SideNotices = append(engineNotices(site.Standing), p.sideNotices(d.Sides)...)
 	for i := range panels {
 		x := &panels[i]
-		row := tableRow{Panel: x, ID: rowID(x), Diff: difference(x), Capture: captureOf(x), Button: panelButton(x, a), RowsOpen: rowButtons(x.OpenRows)}
+		row := tableRow{Panel: x, ID: rowID(x), Diff: difference(x), Capture: captureOf(x), Button: panelButton(x, a), RowsOpen: rowButtons(x.OpenRows), Admin: d.Admin}
+		row.Outdated = slices.ContainsFunc(finished, func(r *backfill.Request) bool { return outdates(r, x) })
 		row.Open = slices.Contains(d.Open, row.ID)
 		row.Toggle = "/sites/" + name + toggled(d.Open, row.ID)
 		if row.Diff != nil {
@@ -86,6 +117,7 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 			if row.Detail, err = p.detail(ctx, x); err != nil {
 				return nil, err
 			}
+			row.Detail.Gates = gatesOf(d.Gates, x.Table.Name)
 		}
 		d.Rows = append(d.Rows, row)
 	}
@@ -160,6 +192,11 @@ func difference(x *backfill.Panel) *int64 {
 	}
 	d := *x.Source.Rows - *x.Receiver.Rows
 	return &d
+}
+
+// outdates reports whether a finished request has changed what a panel counts.
+func outdates(r *backfill.Request, x *backfill.Panel) bool {
+	return r.Table == x.Table.Name && r.From == x.Direction.From && x.Receiver.CountedAt != nil && r.ClosedAt.After(*x.Receiver.CountedAt)
 }
 
 // level is part of whole in per cent; it is 100 only when nothing lacks.

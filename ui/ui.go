@@ -113,6 +113,7 @@ type view struct {
 	Tabs     []tab
 	Events   api.Topics // what the page shows: when it changes, the page is asked for again
 	Refresh  int        // seconds after which it is asked for anyway, for what ages by itself
+	Personal bool       // it says more about who looks than their role does
 	Account  api.Account
 	Data     any
 }

@@ -7,6 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
+	"backfill/internal/pace"
 )
 
 func TestNumbers(t *testing.T) {
@@ -107,4 +109,38 @@ func TestChartTellsWhatWasHeldBack(t *testing.T) {
 		many[i] = point{at(i), int64(i * 100), 0}
 	}
 	require.LessOrEqual(t, len(drawChart("walk", "Walk", many).Lines), chartLines+1)
+}
+
+func TestGatesOfAnIdleSiteAreShownAsTheyWereMeasured(t *testing.T) {
+	gate := func(age time.Duration) []control.Gate {
+		return []control.Gate{{Gate: pace.Gate{Name: "lag", Side: "a", Kind: pace.ReplicaLag, Limit: 5}, Reading: &pace.Reading{Value: 1, Age: age}}}
+	}
+	walking := []backfill.Panel{{Open: &backfill.Request{State: backfill.InProgress}}}
+	for _, c := range []struct {
+		age    time.Duration
+		panels []backfill.Panel
+		want   string
+	}{
+		{20 * time.Second, nil, "Open"}, {time.Minute, nil, "Closed"}, {time.Second, walking, "Open"}, {20 * time.Second, walking, "Closed"},
+		{20 * time.Second, []backfill.Panel{{Open: &backfill.Request{State: backfill.AwaitingReview}}}, "Open"},
+		{20 * time.Second, []backfill.Panel{{OpenRows: walking[0].OpenRows}, {OpenRows: []*backfill.Request{walking[0].Open}}}, "Closed"},
+	} {
+		require.Equal(t, c.want, gateParts("maple", gate(c.age), c.panels)[0].State.Text, "%v", c)
+	}
+}
+
+func TestCountsFromBeforeABackfillFinishedAreOutdated(t *testing.T) {
+	counted := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	panel := func(at *time.Time) *backfill.Panel {
+		return &backfill.Panel{Table: backfill.Table{Name: "public.a"}, Direction: backfill.Direction{From: "school"}, Receiver: backfill.TableSide{CountedAt: at}}
+	}
+	finished := func(table, from string, after time.Duration) *backfill.Request {
+		closed := counted.Add(after)
+		return &backfill.Request{Table: table, Direction: backfill.Direction{From: from}, ClosedAt: &closed}
+	}
+	require.True(t, outdates(finished("public.a", "school", time.Second), panel(&counted)))
+	require.False(t, outdates(finished("public.a", "school", -time.Second), panel(&counted)))
+	require.False(t, outdates(finished("public.b", "school", time.Second), panel(&counted)))
+	require.False(t, outdates(finished("public.a", "central", time.Second), panel(&counted)))
+	require.False(t, outdates(finished("public.a", "school", time.Second), panel(nil)))
 }

@@ -43,6 +43,7 @@ type run struct {
 	in      BackfillInput
 	log     interface{ Warn(string, ...any) }
 	now     activities.Snapshot
+	learned int // how often now was replaced
 	walked  activities.Walked
 	ignored string // why the last signal was ignored
 	judging bool   // the receiver's agent is at the staged rows
@@ -75,13 +76,13 @@ func (b *run) next(ctx workflow.Context) error {
 // walk lets the source's agent walk one turn.
 func (b *run) walk(ctx workflow.Context) error {
 	var result activities.WalkResult
+	asked := b.learned
 	opts := longActivity(AgentQueue(b.in.Site, b.in.From), "Walk "+b.in.Table+" on "+b.in.From)
-	err := b.whileOpen(ctx, opts, agent.Walk, &result)
-	if err == nil && result.State != "" {
-		b.walked = result.Walked
-		b.learn(ctx, result.Snapshot)
+	if err := b.whileOpen(ctx, opts, agent.Walk, &result); err != nil || result.State == "" {
+		return err
 	}
-	return err
+	b.walked = result.Walked
+	return b.learn(ctx, asked, result.Snapshot)
 }
 
 // review waits for a person.
@@ -92,11 +93,12 @@ func (b *run) review(ctx workflow.Context) error {
 // release lets a control worker copy the approved rows into the queue.
 func (b *run) release(ctx workflow.Context) error {
 	var result activities.Snapshot
-	err := b.whileOpen(ctx, longActivity(ControlQueue, "Release the approved rows of "+b.in.Table), controller.Release, &result)
-	if err == nil && result.State != "" {
-		b.learn(ctx, result)
+	asked := b.learned
+	opts := longActivity(ControlQueue, "Release the approved rows of "+b.in.Table)
+	if err := b.whileOpen(ctx, opts, controller.Release, &result); err != nil || result.State == "" {
+		return err
 	}
-	return err
+	return b.learn(ctx, asked, result)
 }
 
 // classify lets the receiver's agent judge the staged rows beside the walk. The
@@ -173,6 +175,7 @@ func (b *run) cancelledByConsole(ctx workflow.Context) error {
 func (b *run) close(ctx workflow.Context, c activities.Closing) error {
 	c.RequestID = b.in.RequestID
 	var now activities.Snapshot
+	asked := b.learned
 	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, shortActivity("Close the request")), controller.Close, c).Get(ctx, &now)
 	if isConflict(err) {
 		return b.look(ctx) // somebody else closed it
@@ -180,22 +183,27 @@ func (b *run) close(ctx workflow.Context, c activities.Closing) error {
 	if err != nil {
 		return err
 	}
-	b.learn(ctx, now)
-	return nil
+	return b.learn(ctx, asked, now)
 }
 
 // look reads the request afresh.
 func (b *run) look(ctx workflow.Context) error {
 	var now activities.Snapshot
+	asked := b.learned
 	if err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, shortActivity("Look at the request")), controller.Look, b.in.RequestID).Get(ctx, &now); err != nil {
 		return err
 	}
-	b.learn(ctx, now)
-	return nil
+	return b.learn(ctx, asked, now)
 }
 
-// learn takes over what an activity found, and shows it to operators.
-func (b *run) learn(ctx workflow.Context, now activities.Snapshot) {
+// learn takes over what an activity found, and shows it to operators. asked is
+// b.learned when the activity was begun: what several find beside each other may
+// arrive in another order than they found it, and is looked at again.
+func (b *run) learn(ctx workflow.Context, asked int, now activities.Snapshot) error {
+	if asked != b.learned {
+		return b.look(ctx)
+	}
+	b.learned++
 	before := b.now.State
 	b.now = now
 	if before != now.State {
@@ -204,6 +212,7 @@ func (b *run) learn(ctx workflow.Context, now activities.Snapshot) {
 		}
 	}
 	workflow.SetCurrentDetails(ctx, b.details())
+	return nil
 }
 
 func (b *run) status() BackfillStatus {
@@ -322,6 +331,7 @@ func (b *run) record(ctx workflow.Context, by, summary string, act, arg any) (Ba
 		return BackfillStatus{}, temporal.NewApplicationError(err.Error(), ErrInvalid)
 	}
 	var now activities.Snapshot
+	asked := b.learned
 	if err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, shortActivity(summary)), act, arg).Get(ctx, &now); err != nil {
 		var app *temporal.ApplicationError
 		if errors.As(err, &app) {
@@ -329,8 +339,8 @@ func (b *run) record(ctx workflow.Context, by, summary string, act, arg any) (Ba
 		}
 		return BackfillStatus{}, err
 	}
-	b.learn(ctx, now)
-	return b.status(), nil
+	err := b.learn(ctx, asked, now)
+	return b.status(), err
 }
 
 // drain lets handlers finish before the run ends.

@@ -261,6 +261,22 @@ func (s *backfillSuite) TestPausedWalkGoesOnAfterResume() {
 	s.Equal(2, calls)
 }
 
+// What a walk found before a resume may arrive after it.
+func (s *backfillSuite) TestWhatIsFoundBesideADecisionIsLookedAtAgain() {
+	calls := 0
+	s.env.OnActivity("Walk", mock.Anything, int64(7)).Return(func(context.Context, int64) (activities.WalkResult, error) {
+		if calls++; calls == 1 {
+			return activities.WalkResult{Snapshot: activities.Snapshot{State: backfill.InProgress, Paused: true}}, nil
+		}
+		s.db.State, s.db.Revision = backfill.AwaitingReview, 1
+		return activities.WalkResult{Snapshot: s.db}, nil
+	}).After(time.Hour)
+	s.after(time.Minute, func() { s.update(Resume, By{By: "ana"}) })
+	s.after(5*time.Hour, func() { s.update(Reject, Decision{By: "ana", Revision: 1, Note: "no"}) })
+	s.Equal(backfill.Rejected, s.run().State)
+	s.Equal(2, calls)
+}
+
 func (s *backfillSuite) TestPermanentErrorFailsTheRequest() {
 	s.env.OnActivity("Walk", mock.Anything, int64(7)).
 		Return(activities.WalkResult{}, temporal.NewNonRetryableApplicationError(`relation "students" does not exist`, activities.ErrPermanent, nil))

@@ -278,9 +278,19 @@ type decision struct {
 	Note     string `json:"note,omitempty"`
 }
 
+// approve approves a request as a script has to: when the run does not answer in
+// time, it looks whether the decision was taken.
 func (s *site) approve(r *request) {
 	s.Helper()
-	s.post(http.StatusOK, path(r.ID)+"/approve", decision{Revision: r.Revision, Note: "read it"})
+	s.await(fmt.Sprintf("the approval of request %d to be taken", r.ID), func() (bool, string) {
+		a, err := s.call(http.MethodPost, path(r.ID)+"/approve", decision{Revision: r.Revision, Note: "read it"})
+		require.NoError(s, err)
+		if a.Status != http.StatusServiceUnavailable {
+			require.Equal(s, http.StatusOK, a.Status, "%s", a.Body)
+			return true, ""
+		}
+		return s.show(r.ID).State != "AWAITING_REVIEW", string(a.Body)
+	})
 }
 
 // awaitFinished waits for the end of a release and requires that every staged row

@@ -30,7 +30,7 @@ var may = map[string][]string{
 	"worker":    {"activities", "workflows", "internal/backfill", "internal/control", "go.temporal.io/sdk", "go.temporal.io/api", "go.uber.org/zap"},
 	"api": {"workflows", "internal/backfill", "internal/control", "internal/row", "internal/pace", "internal/proof", "github.com/labstack/echo/v4", "github.com/getkin/kin-openapi",
 		"github.com/prometheus/client_golang", "github.com/jackc/pgx/v5", "go.temporal.io/sdk", "go.temporal.io/api", "go.uber.org/zap", "github.com/santhosh-tekuri/jsonschema/v6", "golang.org/x/text", "golang.org/x/sync"},
-	"ui":             {"api", "internal/backfill", "internal/control", "internal/row", "github.com/labstack/echo/v4", "go.uber.org/zap"},
+	"ui":             {"api", "internal/backfill", "internal/control", "internal/row", "internal/pace", "github.com/labstack/echo/v4", "go.uber.org/zap"},
 	"internal/cli":   {"internal/backfill", "internal/control", "internal/pace", "internal/proof", "go.yaml.in/yaml/v3", "github.com/alecthomas/kong", "golang.org/x/term"},
 	"internal/local": {"github.com/jackc/pgx/v5", "go.temporal.io/sdk", "go.temporal.io/api", "golang.org/x/sys"},
 }

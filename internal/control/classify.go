@@ -1,7 +1,9 @@
 package control
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 
@@ -10,11 +12,22 @@ import (
 	"backfill/internal/backfill"
 )
 
-// CopyStaged writes the staged rows numbered in (after, to] in COPY's binary form:
-// n, key, row.
-func (s *Store) CopyStaged(ctx context.Context, id, after, to int64, w io.Writer) error {
+// CopyStagedKeys writes the keys of the staged rows numbered in (after, to] in COPY's
+// binary form: n, key.
+func (s *Store) CopyStagedKeys(ctx context.Context, id, after, to int64, w io.Writer) error {
 	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
-		SELECT n, key, row FROM backfill_control.staged WHERE request_id = %d AND n > %d AND n <= %d ORDER BY n) TO STDOUT (FORMAT binary)`, id, after, to))
+		SELECT n, key FROM backfill_control.staged WHERE request_id = %d AND n > %d AND n <= %d ORDER BY n) TO STDOUT (FORMAT binary)`, id, after, to))
+}
+
+// CopyStagedRows writes the staged rows of those numbers in COPY's binary form: n,
+// key, row.
+func (s *Store) CopyStagedRows(ctx context.Context, id int64, numbers []int64, w io.Writer) error {
+	list, err := json.Marshal(numbers)
+	if err != nil {
+		return err
+	}
+	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
+		SELECT n, key, row FROM backfill_control.staged WHERE request_id = %d AND n = ANY ('{%s}') ORDER BY n) TO STDOUT (FORMAT binary)`, id, bytes.Trim(list, "[]")))
 }
 
 // ClassifyFrom tells where the classifying of a request's staged rows stands: the

@@ -5,23 +5,36 @@ import (
 	"errors"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"backfill/internal/row"
 )
 
 // PutLayout records a layout and returns its id; the same layout has one id.
 func (s *Store) PutLayout(ctx context.Context, l *row.Layout) (id int64, err error) {
+	return putLayout(ctx, s.pool, l)
+}
+
+// PutLayout records a layout with the push's entries.
+func (p *Push) PutLayout(ctx context.Context, l *row.Layout) (id int64, err error) {
+	return putLayout(ctx, p.tx, l)
+}
+
+func putLayout(ctx context.Context, in interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}, l *row.Layout) (id int64, err error) {
 	const known = `SELECT id FROM backfill_control.layout WHERE fingerprint = $1`
-	if err := s.pool.QueryRow(ctx, known, l.Fingerprint()).Scan(&id); !errors.Is(err, pgx.ErrNoRows) {
+	if err := in.QueryRow(ctx, known, l.Fingerprint()).Scan(&id); !errors.Is(err, pgx.ErrNoRows) {
 		return id, err
 	}
 	// Two steps: an insert that conflicts returns nothing, and does not see the row
 	// of a transaction that committed after this one began.
-	if _, err := s.pool.Exec(ctx, `INSERT INTO backfill_control.layout (fingerprint, definition) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
+	if _, err := in.Exec(ctx, `INSERT INTO backfill_control.layout (fingerprint, definition) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
 		l.Fingerprint(), l); err != nil {
 		return 0, err
 	}
-	err = s.pool.QueryRow(ctx, known, l.Fingerprint()).Scan(&id)
+	err = in.QueryRow(ctx, known, l.Fingerprint()).Scan(&id)
 	return id, err
 }
 

@@ -36,7 +36,7 @@ func (s *Store) Life(ctx context.Context, site, table string, key backfill.Key, 
 	rows, err = s.pool.Query(ctx, `
 		SELECT r.id, s.n FROM backfill_control.table_config t
 		  JOIN backfill_control.request r ON r.table_id = t.id
-		  JOIN backfill_control.staged s ON s.request_id = r.id AND s.key = $3
+		  JOIN backfill_control.staged s ON s.request_id = r.id AND `+keyIs("$3::text[]")+`
 		 WHERE t.site = $1 AND t.name = $2 ORDER BY r.id DESC LIMIT $4`, site, table, key, limit)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -291,6 +292,31 @@ func TestALockDoesNotOutliveAStoppedProcess(t *testing.T) {
 	_, err = p.Commit(t.Context(), "late", 0)
 	require.Error(t, err)
 	p.Rollback()
+}
+
+// While a push has the direction's lock, those that wait for it may have taken all
+// other connections of the process: the push needs none of them.
+func TestAPushNeedsNoOtherConnection(t *testing.T) {
+	w := newWorld(t)
+	p, err := w.store.BeginPush(t.Context(), w.out)
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	for range 40 {
+		all.Go(func() {
+			other, err := w.store.BeginPush(t.Context(), w.out)
+			require.NoError(t, err)
+			other.Rollback()
+		})
+	}
+	defer all.Wait()
+	defer p.Rollback()
+	testkit.Eventually(t, "all connections wait", func() bool { return testkit.LockWaiters(t, w.conn) == 15 })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = p.PutLayout(ctx, &row.Layout{Key: []string{"id"}})
+	require.NoError(t, err)
+	_, err = p.Commit(ctx, "done", 0)
+	require.NoError(t, err)
 }
 
 func TestLayoutsAreRecordedOnce(t *testing.T) {

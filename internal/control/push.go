@@ -12,7 +12,8 @@ import (
 )
 
 // Push adds one batch of captured changes to a direction's queue. It holds the
-// direction's lock from Begin to Commit or Rollback.
+// direction's lock from Begin to Commit or Rollback, and works in one transaction:
+// whoever waits for the lock may have taken every other connection.
 type Push struct {
 	tx        pgx.Tx
 	direction backfill.Direction

@@ -120,6 +120,20 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 	return done, err
 }
 
+// ReleaseTurn waits until no other release of this process is at the direction's
+// lock. So a push finds one batch before it, however many requests were approved at
+// once, and those that wait hold no connection.
+func (s *Store) ReleaseTurn(ctx context.Context, direction int32) (end func(), err error) {
+	v, _ := s.releases.LoadOrStore(direction, make(chan struct{}, 1))
+	taken := v.(chan struct{})
+	select {
+	case taken <- struct{}{}:
+		return func() { <-taken }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // mayRelease is Refused while the source may not go on: what was read from it may
 // be what it has lost.
 func mayRelease(ctx context.Context, tx pgx.Tx, direction int32) error {
@@ -140,7 +154,7 @@ func markOvertaken(ctx context.Context, tx pgx.Tx, id int64, direction, table in
 		UPDATE backfill_control.staged s SET superseded_by = o.seq
 		  FROM (SELECT s.n, max(e.seq) AS seq
 		          FROM backfill_control.entry e
-		          JOIN backfill_control.staged s ON s.request_id = $1 AND s.key = e.key AND s.n > $4
+		          JOIN backfill_control.staged s ON s.request_id = $1 AND `+keyIs("e.key")+` AND s.n > $4
 		         WHERE e.direction = $2 AND e.table_id = $3 AND e.seq > $5 AND e.seq <= $6 AND backfill_control.later(e.snap, s.snap)
 		         GROUP BY s.n) o
 		 WHERE s.request_id = $1 AND s.n = o.n`, id, direction, table, from, checked, last)
@@ -189,7 +203,7 @@ func unjudge(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, f
 		        ON e.direction = $2 AND e.seq > CASE WHEN r.released_up_to = 0 THEN r.judged_seq ELSE r.checked_seq END
 		     WHERE r.id = $1 AND e.table_id = $3 AND e.seq <= $5 AND NOT e.dropped),
 		touched AS (
-		    SELECT s.n FROM later JOIN backfill_control.staged s ON s.request_id = $1 AND s.key = later.key
+		    SELECT s.n FROM later JOIN backfill_control.staged s ON s.request_id = $1 AND `+keyIs("later.key")+`
 		    UNION
 		    SELECT s.n FROM backfill_control.staged s WHERE s.request_id = $1 AND EXISTS (SELECT FROM later WHERE op = 't')),
 		gone AS (

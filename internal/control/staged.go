@@ -151,6 +151,12 @@ func (s *Store) StagedRank(ctx context.Context, id int64, effect backfill.Effect
 	return rank, err
 }
 
+// keyIs is the SQL for "the staged row s has this key", in the terms of the index of
+// staged keys.
+func keyIs(key string) string {
+	return "octet_length(s.key[1]) = octet_length((" + key + ")[1]) AND s.key = " + key
+}
+
 // StagedKey returns the position of the staged row of a key, and how many rows
 // come before where the key stands. When no row has it, exact is false, and the
 // place is found by comparing keys with the types they have on the source, some
@@ -161,7 +167,7 @@ func (s *Store) StagedKey(ctx context.Context, id int64, layout *row.Layout, key
 	var staged int64
 	var n *int64
 	if err := s.pool.QueryRow(ctx, `
-		SELECT staged, (SELECT n FROM backfill_control.staged WHERE request_id = $1 AND key = $2) FROM backfill_control.request WHERE id = $1`,
+		SELECT staged, (SELECT n FROM backfill_control.staged s WHERE request_id = $1 AND `+keyIs("$2::text[]")+`) FROM backfill_control.request WHERE id = $1`,
 		id, key).Scan(&staged, &n); err != nil {
 		return 0, false, one(err, "request %d", id)
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,7 +28,8 @@ var migrations embed.FS
 
 // Store reads and writes the control database. It is safe for concurrent use.
 type Store struct {
-	pool *pgxpool.Pool
+	pool     *pgxpool.Pool
+	releases sync.Map // direction's id → chan struct{}, full while a release has its turn
 }
 
 // Open connects to a control database and checks that its schema is the one this

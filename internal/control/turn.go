@@ -62,9 +62,9 @@ func (s *Store) Admit(ctx context.Context, id int64, l Limits) error {
 		}
 		switch {
 		case here+ahead >= l.Side:
-			refused = &NotYet{fmt.Sprintf("its turn: %d backfills walk on %s, which is as many as may at once", here, side)}
+			refused = &NotYet{fmt.Sprintf("its turn: %s walk on %s, %d wait before it", places(here, l.Side), side, ahead)}
 		case all+aheadAll >= l.All:
-			refused = &NotYet{fmt.Sprintf("its turn: %d backfills walk on all sides, which is as many as may at once", all)}
+			refused = &NotYet{fmt.Sprintf("its turn: %s walk on all sides, %d wait before it", places(all, l.All), aheadAll)}
 		}
 		if refused != nil {
 			_, err := tx.Exec(ctx, `UPDATE backfill_control.request SET waiting = $2 WHERE id = $1 AND NOT paused AND waiting <> $2 AND state = ANY ($3)`, id, refused.Why, backfill.OpenStates())
@@ -78,6 +78,8 @@ func (s *Store) Admit(ctx context.Context, id int64, l Limits) error {
 	}
 	return err
 }
+
+func places(taken, of int) string { return fmt.Sprintf("%d of at most %d backfills", taken, of) }
 
 // Wanted reports whether another request waits for the place of this one.
 func (s *Store) Wanted(ctx context.Context, id int64, l Limits) (wanted bool, err error) {

@@ -53,7 +53,7 @@ SELECT n, date '2025-01-06' + k, (n * 31 + k * 17) % 10 > 0, CASE WHEN (n * 31 +
   FROM generate_series(1, current_setting('demo.students')::int) n, generate_series(0, 5) k;
 
 -- What was changed at the school before the triggers came never reached the centre.
-UPDATE students SET email = NULL WHERE id % 20 = 0 AND current_setting('demo.database') = 'central';
+UPDATE students SET email = NULL WHERE id % 21 = 0 AND current_setting('demo.database') = 'central';
 UPDATE enrollments SET grade = NULL WHERE id % 25 = 0 AND current_setting('demo.database') = 'central';
 
 SELECT setval(pg_get_serial_sequence('students', 'id'), 1000000), setval(pg_get_serial_sequence('enrollments', 'id'), 1000000);

@@ -13,21 +13,22 @@ import (
 )
 
 // Classify says of a chunk of staged rows what releasing them would do here, as
-// the table is now. load writes the chunk in COPY's binary form (n, key, row, in
-// the columns of layout); store is given the answer in the same form: request_id,
-// n, effect (i insert, o overwrite, = identical, ? not to be told), and for an
-// overwrite the row that is here, in the staged row's columns.
+// the table is now. keys writes the chunk in COPY's binary form (n, key), rows those of
+// some numbers (n, key, row, in the columns of layout): where there is no row of the
+// key here, the staged one need not come. store is given the answer in the same form:
+// request_id, n, effect (i insert, o overwrite, = identical, ? not to be told), and for
+// an overwrite the row that is here, in the staged row's columns.
 //
 // Identical means the same text in every column that travels: a value that is
 // equal by its type but spelled otherwise, 1.0 and 1.00, is an overwrite. Of a row
 // that is identical nothing is told while a change of its key is set aside here,
 // because a retry of that would change the row again.
 //
-// load may be nil: no row is loaded, and none given an effect.
+// keys may be nil: no row is loaded, and none given an effect.
 //
 // at, which store is told, is how far at least the other side's changes had been
 // applied when the rows were looked at: changes above it may change what is identical.
-func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, table string, layout *row.Layout, load func(io.Writer) error, store func(at int64, r io.Reader) error) error {
+func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, table string, layout *row.Layout, keys func(io.Writer) error, rows func(numbers []int64, w io.Writer) error, store func(at int64, r io.Reader) error) error {
 	return db.in(ctx, writing, func(tx pgx.Tx) error {
 		var at int64
 		if err := tx.QueryRow(ctx, `
@@ -49,16 +50,33 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, tabl
 			CREATE TEMP TABLE IF NOT EXISTS chunk (n bigint, key text[] COLLATE "C", "row" text[] COLLATE "C") ON COMMIT DELETE ROWS`); err != nil {
 			return err
 		}
-		if load != nil {
-			if err := copypipe.Run(load, func(r io.Reader) error {
-				_, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.chunk (n, key, "row") FROM STDIN (FORMAT binary)`)
+		load := func(columns string, from func(io.Writer) error) error {
+			return copypipe.Run(from, func(r io.Reader) error {
+				_, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.chunk (`+columns+`) FROM STDIN (FORMAT binary)`)
 				return err
-			}); err != nil {
+			})
+		}
+		if keys != nil {
+			if err := load(`n, key`, keys); err != nil {
 				return err
+			}
+			wanted := fmt.Sprintf(`USING %s t WHERE %s`, t.SQL, t.Layout.KeyEquals("t", "c.key"))
+			if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
+				wanted = "" // all: a row may have a character that this database lacks
+			}
+			var numbers []int64
+			if err := tx.QueryRow(ctx, `
+				WITH wanted AS (DELETE FROM pg_temp.chunk c `+wanted+` RETURNING c.n) SELECT array_agg(n) FROM wanted`).Scan(&numbers); err != nil {
+				return err
+			}
+			if numbers != nil {
+				if err := load(`n, key, "row"`, func(w io.Writer) error { return rows(numbers, w) }); err != nil {
+					return err
+				}
 			}
 		}
 		sql := fmt.Sprintf(`COPY (
-			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN h.here <> c."row" THEN 'o'
+			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN c."row" IS NULL THEN '?' WHEN h.here <> c."row" THEN 'o'
 			             WHEN EXISTS (SELECT FROM %s.held d WHERE d.table_id = %d AND d.key = c.key) THEN '?' ELSE '=' END)::"char",
 			       CASE WHEN t.tableoid IS NOT NULL AND h.here <> c."row" THEN h.here END
 			  FROM pg_temp.chunk c LEFT JOIN %s t ON %s,

@@ -7,9 +7,13 @@
 //   data-said     what to say when it was taken
 //   data-dialog   the dialog a button opens; its data fill the dialog's data-fill
 //                 elements, and data-action becomes the form's address
+//   data-values   what the dialog's fields begin with, as JSON; those that are
+//                 data-fixed and have a value stay as they are
+//   data-for      the kinds that a part of the form is for; a fieldset that is not
+//                 shown is not sent
 
 import { Problem, change, newKey } from "./api.js";
-import { announce, count, el } from "./dom.js";
+import { announce, capital, count, el } from "./dom.js";
 import { onUpdate, refresh } from "./live.js";
 
 // opened is what belongs to a dialog while it is open: the button's data, and the
@@ -21,17 +25,53 @@ function open(button) {
   const form = dialog.querySelector("form");
   for (const slot of dialog.querySelectorAll("[data-fill]")) slot.textContent = button.dataset[slot.dataset.fill] ?? "";
   form.reset();
+  fill(form, JSON.parse(button.dataset.values ?? "{}"));
   show(form, null);
   sum(form);
+  fit(form);
   for (const b of form.querySelectorAll("button")) b.disabled = false;
   opened.set(dialog, { data: { ...button.dataset }, revision: form.dataset.revision, key: newKey() });
   dialog.showModal();
+  if (form.querySelector("[data-fixed]:read-only")) form.elements.kind.focus();
 }
 
-// show puts a problem where people who look and people who listen find it.
+function fill(form, values) {
+  for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
+  for (const field of form.querySelectorAll("[data-fixed]")) field.readOnly = field.value !== "";
+}
+
+// fit shows the parts of a form that are for the kind chosen in it.
+function fit(form) {
+  for (const part of form.querySelectorAll("[data-for]")) {
+    part.hidden = !part.dataset.for.split(" ").includes(form.elements.kind.value);
+    if (part.tagName === "FIELDSET") part.disabled = part.hidden;
+  }
+}
+document.addEventListener("change", (e) => e.target.name === "kind" && fit(e.target.form));
+
+// beside says at a field what is wrong with it, "" for nothing.
+function beside(field, text) {
+  document.getElementById(`${field.id}-wrong`)?.remove();
+  field.removeAttribute("aria-invalid");
+  field.removeAttribute("aria-describedby");
+  if (text === "") return;
+  field.setAttribute("aria-invalid", "true");
+  field.setAttribute("aria-describedby", `${field.id}-wrong`);
+  field.after(el("p", { class: "wrong", id: `${field.id}-wrong` }, text));
+}
+
+// show puts a problem where people who look and people who listen find it: beside the
+// fields it names, the rest below the form.
 function show(form, problem) {
   const box = form.querySelector(".problem");
+  for (const field of form.querySelectorAll("[aria-invalid]")) beside(field, "");
   if (!problem) return box.replaceChildren();
+  const fieldOf = (e) => [...form.elements].find((f) => f.name && f.name === e.field?.split(".").pop() && f.checkVisibility());
+  if (problem.errors?.length && problem.errors.every(fieldOf)) {
+    box.replaceChildren();
+    for (const e of problem.errors) beside(fieldOf(e), capital(e.message));
+    return fieldOf(problem.errors[0]).focus();
+  }
   const errors = problem.errors?.length > 1 || (problem.errors?.length === 1 && !problem.message.includes(problem.errors[0].message)) ? problem.errors : [];
   box.replaceChildren(
     problem.message,
@@ -75,13 +115,16 @@ async function submit(form) {
   for (const field of form.elements) {
     if (!field.name) continue;
     if (field.type === "checkbox") body[field.name] = field.checked && !field.disabled;
+    else if (field.matches(":disabled") || (field.type === "number" && field.value === "")) continue;
+    else if (field.type === "number") body[field.name] = field.valueAsNumber;
     else body[field.name] = field.value.trim();
   }
   const buttons = [...form.querySelectorAll("button:not([data-close])")];
   for (const b of buttons) b.disabled = true;
   show(form, null);
   try {
-    const answer = await send(state.data.action ?? form.dataset.post, body, state.key);
+    const address = (state.data.action ?? form.dataset.post).replace("{name}", () => encodeURIComponent(body.name));
+    const answer = await send(address, body, state.key, form.dataset.method);
     dialog.close();
     taken(answer, form);
   } catch (problem) {
@@ -152,6 +195,16 @@ function sum(form) {
   box.textContent = rows === 1 ? "1 row" : `${count.format(rows)} rows`;
 }
 document.addEventListener("change", (e) => e.target.name === "skip_identical" && sum(e.target.form));
+
+// What the browser finds wrong stands beside the field too.
+document.addEventListener("invalid", (e) => {
+  const field = e.target;
+  if (!field.closest("dialog")) return;
+  e.preventDefault();
+  beside(field, field.validity.patternMismatch ? field.title : field.validationMessage);
+  if (field === field.form.querySelector(":invalid:not(fieldset)")) field.focus();
+}, true);
+document.addEventListener("input", (e) => e.target.hasAttribute("aria-invalid") && e.target.closest("dialog") && beside(e.target, ""));
 
 document.addEventListener("submit", (e) => {
   if (!e.target.closest("dialog")) return;

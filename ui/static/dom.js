@@ -14,6 +14,8 @@ export function el(tag, attributes, ...children) {
   return node;
 }
 
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 export const count = new Intl.NumberFormat("en-US");
 
 // announce says something to people who listen rather than look.
@@ -32,9 +34,10 @@ const own = { DETAILS: ["open"], DIALOG: ["open"] };
 // morph makes `from` equal to `to` while keeping the nodes that are there: focus,
 // selection, scroll positions, open dialogs and running transitions survive.
 //
-// data-keep: a script fills it, so its children stay; data-keep="all": and its attributes.
+// data-keep: a script fills it, so its children stay; data-keep="all": and its
+// attributes; data-keep="open": all of it while it is open.
 export function morph(from, to) {
-  if (from.dataset?.keep === "all") return;
+  if (from.dataset?.keep === "all" || (from.dataset?.keep === "open" && from.open)) return;
   const kept = own[from.tagName] ?? [];
   for (const { name } of [...from.attributes]) {
     if (!to.hasAttribute(name) && !kept.includes(name)) from.removeAttribute(name);
@@ -42,7 +45,7 @@ export function morph(from, to) {
   for (const { name, value } of to.attributes) {
     if (from.getAttribute(name) !== value && !kept.includes(name)) from.setAttribute(name, value);
   }
-  if (from.hasAttribute("data-keep")) return;
+  if (from.hasAttribute("data-keep") && from.dataset.keep !== "open") return;
   // A time is shown relative to now; the same instant needs no new words.
   if (from.tagName === "TIME") {
     if (from.dataset.shown !== from.dateTime) from.textContent = to.textContent;

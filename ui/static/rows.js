@@ -97,6 +97,7 @@ class List {
     this.end = Infinity; // where reading has come to an end
     this.version = this.root.dataset.version;
     this.judged = this.root.dataset.judged;
+    this.decided = this.root.dataset.decided;
     this.failed = "";
     this.active = 0; // the row that Tab reaches
     this.shown = 0; // the row in the panel; the first stands for all until one is chosen
@@ -110,12 +111,14 @@ class List {
 
   // sync takes over what an update of the page has changed about the list.
   sync() {
-    const { columns, inline, effect, total, version, judged } = this.root.dataset;
+    const { columns, inline, effect, total, version, judged, decided } = this.root.dataset;
     if (columns + inline !== this.layout) {
       this.build();
       return this.restart(effect, Number(total));
     }
     if (effect !== this.effect) return this.restart(effect, Number(total));
+    if (decided !== this.decided) this.panel.row = null; // what it says of the row is past now
+    this.decided = decided;
     const moved = Number(total) !== this.told || judged !== this.judged;
     for (const page of this.pages.values()) {
       // Among the rows of one effect, and of a page not full, places move.
@@ -503,11 +506,15 @@ class Panel {
     this.verdict.replaceChildren(
       row.superseded ? el("strong", { class: "warn" }, "Superseded: a newer change of this key overtook it, so it is not sent. ") : "",
       row.superseded_by ? `That was ${row.superseded_by.op} ${row.superseded_by.seq}, ${ago(Date.parse(row.superseded_by.at))}, ${arrived[row.superseded_by.state] ?? row.superseded_by.state}. ` : "",
-      {
+      (list.root.dataset.decided === "true" ? {
+        insert: `When it was judged, ${to} lacked this row.`,
+        overwrite: `When it was judged, ${to} held other values in ${columnsOf(changed)}.`,
+        identical: `When it was judged, ${to} held exactly this row.`,
+      } : {
         insert: `${to} lacks this row: releasing it inserts it.`,
-        overwrite: `${to} holds other values: releasing it overwrites ${changed.size === 1 ? "1 column" : `${changed.size} columns`}.`,
+        overwrite: `${to} holds other values: releasing it overwrites ${columnsOf(changed)}.`,
         identical: `${to} holds exactly this row.`,
-      }[row.effect] ?? `The agent of ${to} has not compared this row yet.`,
+      })[row.effect] ?? `The agent of ${to} has not compared this row.`,
       list.root.dataset.life ? " " : "",
       list.root.dataset.life ? el("a", { href: `${list.root.dataset.life}&key=${encodeURIComponent(JSON.stringify(row.key))}` }, "All that happened to this row") : "");
     const beside = row.effect === "overwrite" && row.receiver;
@@ -523,7 +530,7 @@ class Panel {
     const table = el("table", { class: "whole" },
       el("caption", { class: "sr" }, `All columns of row ${row.n}`),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Column"),
-        beside ? el("th", { scope: "col" }, `${to} now`) : null, el("th", { scope: "col" }, beside ? `staged from ${from}` : "Value"))),
+        beside ? el("th", { scope: "col" }, `${to} ${list.root.dataset.decided === "true" ? "then" : "now"}`) : null, el("th", { scope: "col" }, beside ? `staged from ${from}` : "Value"))),
       el("tbody", {},
         ...(beside ? columns.filter((c) => changed.has(c)).map(line) : []),
         beside && rest.length ? el("tr", { class: "group" }, el("th", { colspan: "3", scope: "colgroup" }, "Unchanged")) : null,
@@ -532,6 +539,8 @@ class Panel {
     this.inner.scrollTop = 0;
   }
 }
+
+const columnsOf = (changed) => (changed.size === 1 ? "1 column" : `${changed.size} columns`);
 
 // whole is a value in full; a very long one at first only its beginning.
 function whole(text) {

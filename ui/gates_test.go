@@ -1,0 +1,126 @@
+package ui_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+	"backfill/internal/pace"
+)
+
+// choose picks an option as a person does: with the keyboard.
+func (b *tab) choose(selector, option string) {
+	b.t.Helper()
+	eval[any](b, fmt.Sprintf(`document.querySelector(%q).focus(), null`, selector))
+	b.do(chromedp.KeyEvent(option))
+}
+
+// typed replaces what stands in a field.
+func (b *tab) typed(selector, text string) {
+	b.t.Helper()
+	eval[any](b, fmt.Sprintf(`document.querySelector(%q).select(), null`, selector))
+	b.do(chromedp.SendKeys(chromedp.CSS(selector), text))
+}
+
+// mine is the gate of that name, with the filled ones left out.
+func (w *world) mine() (out []pace.Gate) {
+	w.t.Helper()
+	all, err := w.store.Gates(w.t.Context(), "maple")
+	require.NoError(w.t, err)
+	for _, g := range all {
+		if g.Name == "mine" {
+			out = append(out, g.Gate)
+		}
+	}
+	return out
+}
+
+func TestGatesAreAddedChangedAndRemoved(t *testing.T) {
+	w := newWorld(t)
+	b := w.open(adminToken, "/sites/maple?open=1-school")
+	b.tabTo(`[id="1-school-gate"]`)
+	b.keys(kb.Enter)
+	b.until(`document.querySelector("#gate").open`)
+	require.Contains(t, b.text("#gate"), "Add a gate for public.students")
+	require.Equal(t, "public.students", eval[string](b, `document.querySelector("#gate-table").value`))
+	require.Equal(t, "false true true", eval[string](b, `["limit", "url", "query"].map((n) => !document.querySelector("#gate-" + n).checkVisibility()).join(" ")`))
+
+	// What is wrong stands beside the field, and the focus goes to the first.
+	b.typed("#gate-name", "Load!"+kb.Enter)
+	b.until(`document.querySelector("#gate-name-wrong")?.innerText.includes("a to z") && document.querySelector("#gate-limit-wrong")`)
+	require.Equal(t, "gate-name", eval[string](b, `document.activeElement.id`))
+	require.Equal(t, "gate-name-wrong", eval[string](b, `document.activeElement.getAttribute("aria-describedby")`))
+	b.typed("#gate-name", "mine")
+	require.Empty(t, b.text("#gate-name-wrong"))
+	b.choose("#gate-kind", "An addr")
+	b.typed("#gate-url", "db1"+kb.Enter)
+	b.until(`document.querySelector("#gate-url-wrong")?.innerText.includes("Write it like http://host:port/path")`)
+	require.Empty(t, b.text("#gate .problem"))
+	require.Empty(t, w.mine())
+
+	b.choose("#gate-kind", "Fixed")
+	require.False(t, eval[bool](b, `document.querySelector("#gate-side").checkVisibility()`))
+	b.typed("#gate-limit", "2000")
+	b.tabTo("#gate .primary")
+	b.keys(kb.Enter)
+	b.until(`!document.querySelector("#gate").open && document.getElementById("g:mine")?.innerText.includes("2000 rows a second")`)
+	require.Equal(t, []pace.Gate{{Name: "mine", Side: "school", Table: "public.students", Kind: pace.RowsPerSecond, Limit: 2000}}, w.mine())
+	require.Contains(t, b.text(`[id="1-school-detail"]`), "mine at most 2000 rows a second")
+
+	// Changed by somebody who keeps the form open while the page updates.
+	b.click(`[id="g:mine:change"]`)
+	require.True(t, eval[bool](b, `document.querySelector("#gate-name").readOnly`))
+	require.Equal(t, "2000", eval[string](b, `document.querySelector("#gate-limit").value`))
+	b.choose("#gate-kind", "A number from SQL")
+	b.typed("#gate-query", "SELECT 1")
+	w.exec("site maple", `UPDATE backfill_control.table_side SET row_count = 164300 WHERE row_count = 164230`)
+	b.until(`document.body.innerText.includes("164,300")`)
+	require.Equal(t, "SELECT 1", eval[string](b, `document.querySelector("#gate-query").value`))
+	b.typed("#gate-limit", "0.5")
+	b.choose("#gate-side", "central")
+	b.choose("#gate-table", "all tables")
+	b.click("#gate .primary")
+	b.until(`!document.querySelector("#gate").open && document.getElementById("g:mine")?.innerText.includes("has not been measured yet")`)
+	require.Equal(t, []pace.Gate{{Name: "mine", Side: "central", Kind: pace.SQL, Limit: 0.5, Query: "SELECT 1"}}, w.mine())
+
+	b.click(`[id="g:mine:remove"]`)
+	require.Contains(t, b.text("#ungate"), "Remove gate mine?")
+	b.click("#ungate .danger")
+	b.until(`!document.getElementById("g:mine")`)
+	require.Empty(t, w.mine())
+}
+
+func TestOnlyAdminsConfigure(t *testing.T) {
+	w := newWorld(t)
+	const buttons = `document.querySelectorAll('[data-dialog="gate"], [data-dialog="ungate"], [data-dialog="untable"]').length`
+	b := w.open(viewerToken, "/sites/maple?open=1-school")
+	require.Contains(t, b.text("#gates"), "Number of running sessions on school is over the limit of 20: it is 31")
+	require.Zero(t, eval[int](b, buttons))
+	require.Equal(t, 9, eval[int](w.open(adminToken, "/sites/maple?open=1-school"), buttons))
+}
+
+func TestTablesAreRemoved(t *testing.T) {
+	w := newWorld(t)
+	b := w.open(adminToken, "/sites/maple?open=1-school&open=8-school")
+	remove := func(id string) {
+		b.click(`[id="` + id + `-remove"]`)
+		b.click("#untable .danger")
+	}
+	remove("1-school")
+	b.until(`document.querySelector("#untable .problem").innerText.includes("decide or cancel it first")`)
+	require.Equal(t, fmt.Sprintf("/backfills/%d", w.request("public.students", backfill.AwaitingReview)), eval[string](b, `document.querySelector("#untable .problem a").pathname`))
+	b.keys(kb.Escape)
+	b.click(`[id="8-school-remove"]`)
+	require.Contains(t, b.text("#untable h2"), `Remove "Order Items"."select" from maple?`)
+	b.click("#untable [data-close]")
+	require.Equal(t, 9, eval[int](b, `document.querySelectorAll("tr.item .expand").length`), "nothing happens before it is confirmed")
+	remove("8-school")
+	b.until(`document.querySelectorAll("tr.item .expand").length === 8`)
+	require.NotContains(t, b.text("#monitor"), "Order Items")
+	_, err := w.store.Table(t.Context(), "maple", `"Order Items"."select"`)
+	require.Equal(t, backfill.NotFound, backfill.CodeOf(err))
+}
