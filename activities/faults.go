@@ -5,7 +5,7 @@ package activities
 var Points = []string{
 	"epoch: met", "epoch: begun", "epoch: seen",
 	"push: locked", "push: forgotten", "push: snapshot", "push: layout recorded", "push: read", "push: caught up", "push: durable", "push: committed", "push: deleted",
-	"apply: skips shown", "apply: skips dropped", "apply: retries asked for", "apply: wishes done", "apply: pulled", "apply: committed", "apply: mirrored", "apply: lost recorded", "apply: acknowledged",
+	"apply: skips shown", "apply: skips dropped", "apply: retries asked for", "apply: wishes done", "apply: pulled", "apply: committed", "apply: mirrored", "apply: acknowledged",
 	"walk: claimed", "walk: bounds read", "walk: frozen", "walk: pushed", "page: read", "page: committed", "walk: at its end", "walk: reviewable", "walk: ended", "walk: handed back",
 	"classify: read", "classify: rows read", "classify: stored",
 	"count: counted", "count: reported",
@@ -16,6 +16,9 @@ var Points = []string{
 
 // RunPoints are those of a reconciliation, whose two parts run side by side.
 var RunPoints = []string{"leaf: read", "leaf: unsent", "leaf: compared", "leaf: listed", "leaf: rows compared"}
+
+// TwoWayPoints are passed only where a table is captured on both sides.
+var TwoWayPoints = []string{"apply: lost recorded"}
 
 // faults lets a test step in at a point: to look, to let something else happen
 // first, or to fail as a crash would. Otherwise it is nil.

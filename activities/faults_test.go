@@ -59,9 +59,9 @@ func TestEveryPointIsListed(t *testing.T) {
 		}
 	}
 	slices.Sort(named)
-	listed := slices.Sorted(slices.Values(append(slices.Clone(Points), RunPoints...)))
+	listed := slices.Sorted(slices.Values(slices.Concat(Points, RunPoints, TwoWayPoints)))
 	require.Equal(t, listed, slices.Compact(named))
-	require.Len(t, slices.Compact(listed), len(Points)+len(RunPoints), "a point is listed twice")
+	require.Len(t, slices.Compact(listed), len(Points)+len(RunPoints)+len(TwoWayPoints), "a point is listed twice")
 }
 
 func isAt(call *ast.CallExpr) bool {

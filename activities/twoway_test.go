@@ -166,6 +166,24 @@ func TestGuarantee2_TwoWayConflictsAreDecidedAlikeOnBothSides(t *testing.T) {
 	}
 }
 
+// A version that was lost is in history once, whoever dies when.
+func TestTwoWayWhatLostIsRecordedOnce(t *testing.T) {
+	w := newTwoWay(t, testkit.Source, seats, "public.seats")
+	w.onSource(`INSERT INTO seats VALUES (1, 'school'), (2, 'school')`)
+	w.pushOf(w.from)
+	w.onReceiver(`INSERT INTO seats VALUES (1, 'central'), (2, 'central')`)
+	for _, at := range TwoWayPoints {
+		failAt(w.to, at)
+		_, err := w.apply1.apply(t.Context())
+		require.ErrorIs(t, err, errCrash, at)
+	}
+	w.apply1 = &applier{Agent: w.agent(testkit.Receiver)}
+	w.rest()
+	w.Equal("seats")
+	require.ElementsMatch(t, []string{"central update 1,central", "central update 2,central"}, w.lost())
+	require.Zero(t, testkit.Value[int](t, w.R, `SELECT count(*) FROM backfill_maple_central.lost`))
+}
+
 // What was written on one side is applied over a change of the other that its writer
 // had seen, although that is still remembered there.
 func TestTwoWayChangesThatSawEachOtherAreNoConflict(t *testing.T) {
