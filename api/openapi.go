@@ -255,7 +255,11 @@ func schemaErrors(at string, failed jsonschema.ErrorKind) (out []backfill.FieldE
 	case *kind.Pattern:
 		out = append(out, backfill.FieldError{Field: at, Message: "holds characters that are not allowed"})
 	default:
-		out = append(out, backfill.FieldError{Field: at, Message: failed.LocalizedString(english)})
+		said := failed.LocalizedString(english)
+		if short, ok := failed.(*kind.MinLength); ok && short.Got == 0 {
+			said = "is empty"
+		}
+		out = append(out, backfill.FieldError{Field: at, Message: said})
 	}
 	return out
 }

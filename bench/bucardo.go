@@ -52,7 +52,7 @@ func (b *bench) bucardo(ctx context.Context, w workload, group string) (err erro
 	password, _ := at.User.Password()
 	do := func(args ...string) error {
 		cmd := exec.CommandContext(ctx, program, append(args, "--dbhost", at.Hostname(), "--dbport", at.Port(), "--dbuser", "postgres", "--dbpass", password,
-			"--piddir", dir, "--log-destination", dir, "--reason-file", filepath.Join(dir, "reason"), "--no-sendmail", "--quiet")...)
+			"--piddir", dir, "--log-destination", dir, "--quiet")...)
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), "PGPASSWORD="+password)
 		out, err := cmd.CombinedOutput()
 		if err != nil {

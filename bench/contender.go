@@ -49,25 +49,21 @@ func (b *bench) contest(ctx context.Context, w workload) error {
 					continue
 				}
 				took, err := b.timed(ctx, w, h, c)
-				var why missing
-				if errors.As(err, &why) {
-					out[c.name] = true
-					b.report.absent(group, c.name, string(why))
-					continue
+				if err != nil && (c.name == floorName || ctx.Err() != nil) {
+					return fmt.Errorf("%s, %s: %w", group, c.name, err)
 				}
 				if err != nil {
-					return fmt.Errorf("%s, %s: %w", group, c.name, err)
+					out[c.name] = true
+					b.fails(group, c.name, err)
+					continue
 				}
 				b.report.took(group, c.name, took)
 				b.say("round %d, %s, %s: %.2f s", round+1, group, c.name, took.Seconds())
 			}
 			if h == empty && !out[bucardoCopy] {
-				var why missing
-				if err := b.bucardo(ctx, w, group); errors.As(err, &why) {
+				if err := b.bucardo(ctx, w, group); err != nil {
 					out[bucardoCopy] = true
-					b.report.absent(group, bucardoCopy, string(why))
-				} else if err != nil {
-					return fmt.Errorf("%s, Bucardo: %w", group, err)
+					b.fails(group, bucardoCopy, err)
 				}
 			}
 			if err := b.ours(ctx, w, h, group); err != nil {
@@ -76,6 +72,16 @@ func (b *bench) contest(ctx context.Context, w workload) error {
 		}
 	}
 	return nil
+}
+
+// fails notes that a contender cannot be measured here: others still can.
+func (b *bench) fails(group, name string, err error) {
+	b.say("%s, %s: %v", group, name, err)
+	var why missing
+	if !errors.As(err, &why) {
+		why = "it failed, as the output says"
+	}
+	b.report.absent(group, name, string(why))
 }
 
 // timed runs one contender and checks that the rows have arrived.

@@ -85,11 +85,11 @@ func (w *world) stageMany(rows int64) int64 {
 		  FROM generate_series(100001, $2::bigint) g JOIN backfill_control.staged ON request_id = $1 AND n = 1 + g % 100000`, `
 		INSERT INTO backfill_control.effect (request_id, n, effect, receiver)
 		SELECT request_id, g, effect, receiver FROM generate_series(100001, $2::bigint) g JOIN backfill_control.effect ON request_id = $1 AND n = 1 + g % 100000`, `
-		DELETE FROM backfill_control.judged WHERE request_id = $1 AND upto <= $2`, `
+		DELETE FROM backfill_control.judged WHERE request_id = $1 AND upto <= $2::bigint`, `
 		INSERT INTO backfill_control.judged (request_id, upto, n_insert, n_overwrite, n_identical)
 		SELECT $1, max(n), count(*) FILTER (WHERE effect = 'i'), count(*) FILTER (WHERE effect = 'o'), count(*) FILTER (WHERE effect = '=')
-		  FROM backfill_control.effect WHERE request_id = $1 AND n <= $2 GROUP BY (n - 1) / 10000`, `
-		UPDATE backfill_control.request SET staged = $2, expected = $2, classified = $2, resume_key = ARRAY[($2 + 64230)::text], upper_key = ARRAY[($2 + 64230)::text],
+		  FROM backfill_control.effect WHERE request_id = $1 AND n <= $2::bigint GROUP BY (n - 1) / 10000`, `
+		UPDATE backfill_control.request SET staged = $2::bigint, expected = $2::bigint, classified = $2::bigint, resume_key = ARRAY[($2::bigint + 64230)::text], upper_key = ARRAY[($2::bigint + 64230)::text],
 		       n_insert = c.i, n_overwrite = c.o, n_identical = c.s
 		  FROM (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s
 		          FROM backfill_control.effect WHERE request_id = $1) c WHERE id = $1`,

@@ -42,7 +42,8 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 			    JOIN backfill_control.direction d ON d.site = o.site -- a two-way table's rows give way to the reverse one too
 			    JOIN backfill_control.entry x ON x.direction = d.id AND x.seq = s.superseded_by` + asideOf + `
 			   WHERE r.id = $1 AND s.superseded_by IS NOT NULL) o ON true `
-	const plain = columns + `FROM backfill_control.staged s LEFT JOIN backfill_control.effect e USING (request_id, n)` + overtaken
+	// The bound is given for effects too: a merge of both would read those of all rows before.
+	const plain = columns + `FROM backfill_control.staged s LEFT JOIN backfill_control.effect e ON e.request_id = s.request_id AND e.n = s.n AND e.n > $2` + overtaken
 	var sql string
 	args := []any{id, after, limit}
 	switch effect {
@@ -61,7 +62,7 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 			` + plain + `JOIN wanted ON wanted.n = s.n WHERE s.request_id = $1 ORDER BY s.n`
 	default:
 		// Through the index by effect, so that a rare effect is found without reading the others.
-		sql = columns + `FROM backfill_control.effect e JOIN backfill_control.staged s USING (request_id, n)` + overtaken + `
+		sql = columns + `FROM backfill_control.effect e JOIN backfill_control.staged s ON s.request_id = e.request_id AND s.n = e.n AND s.n > $2` + overtaken + `
 			WHERE e.request_id = $1 AND e.n > $2 AND e.effect = $4::"char" ORDER BY e.n LIMIT $3`
 		args = append(args, effectCodes[effect])
 	}
