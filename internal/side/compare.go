@@ -154,18 +154,16 @@ func (db *DB) HashLeaves(ctx context.Context, c Compared, leaves []proof.Leaf, h
 				buckets[l.Bucket] = l
 				continue
 			}
-			h := "NULL::text"
 			if hashed(*l) {
-				h = digest(c.Rows)
+				if err := hashLeaf(ctx, tx, t, digest(c.Rows), l); err != nil {
+					return err
+				}
+				continue
 			}
-			var got [2]string
-			if err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT %s FROM (SELECT %s AS h FROM %s t WHERE %s OFFSET 0) x`,
-				sums, h, t.SQL, inRange(t.Layout, *l))).Scan(&l.Count, &got[0], &got[1]); err != nil {
+			if err := hashLeaf(ctx, tx, t, "NULL::text", l); err != nil {
 				return err
 			}
-			if hashed(*l) {
-				l.Sums = got
-			}
+			l.Sums = [2]string{}
 		}
 		return hashBuckets(ctx, tx, c, t, buckets, hashed)
 	})
