@@ -48,8 +48,12 @@ func bucket(l *row.Layout, buckets int32) string {
 	return fmt.Sprintf(`(('x' || substr(encode(sha256(array_send(%s)), 'hex'), 1, 8))::bit(32)::bigint & 2147483647) %% %d`, l.KeyText("t"), buckets)
 }
 
-// inRange is the SQL for "row t is of this range".
+// inRange is the SQL for "row t is of this range". A range from a key up to that key,
+// which would have none, stands for the key alone.
 func inRange(l *row.Layout, leaf proof.Leaf) string {
+	if leaf.Lower != nil && slices.Equal(leaf.Lower, leaf.Upper) {
+		return l.KeyIs("t", leaf.Lower)
+	}
 	parts := []string{"true"}
 	if leaf.Lower != nil {
 		parts = append(parts, l.KeyAfter("t", leaf.Lower))
