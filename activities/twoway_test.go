@@ -258,10 +258,18 @@ func TestTwoWayARowThatIsWrittenAllTheTime(t *testing.T) {
 	w := newTwoWay(t, testkit.Source, seats, "public.seats")
 	w.onSource(`INSERT INTO seats VALUES (1, 'old')`)
 	w.rest()
-	// Whoever is judged is overtaken before the row is written.
+	// Between judging and writing the application writes once more, if it can.
 	w.onReceiver(`
-		CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN new; END $$;
-		CREATE TRIGGER slow BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION slow()`)
+		CREATE FUNCTION once_more() RETURNS trigger LANGUAGE plpgsql AS $$
+			DECLARE was text = (SELECT who FROM public.seats WHERE id = new.id);
+			BEGIN
+				FOR i IN 1..300 LOOP
+					EXIT WHEN (SELECT who FROM public.seats WHERE id = new.id) <> was;
+					PERFORM pg_sleep(0.001);
+				END LOOP;
+				RETURN new;
+			END $$;
+		CREATE TRIGGER once_more BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION once_more()`)
 	var stop atomic.Bool
 	var writers sync.WaitGroup
 	for range 2 {
