@@ -42,7 +42,8 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 			    JOIN backfill_control.entry x ON x.direction = d.id AND x.seq = s.superseded_by
 			    LEFT JOIN backfill_control.quarantine q ON q.direction = d.id AND q.seq = x.seq` + stoppedOf + `
 			   WHERE r.id = $1 AND s.superseded_by IS NOT NULL) o ON true `
-	const plain = columns + `FROM backfill_control.staged s LEFT JOIN backfill_control.effect e USING (request_id, n)` + overtaken
+	// Both tables begin after $2, or a merge join reads one of them from its beginning.
+	const plain = columns + `FROM backfill_control.staged s LEFT JOIN backfill_control.effect e ON e.request_id = s.request_id AND e.n = s.n AND e.n > $2` + overtaken
 	var sql string
 	args := []any{id, after, limit}
 	switch effect {
@@ -62,7 +63,7 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 	default:
 		// Through the index by effect, so that a rare effect is found without reading the others.
 		sql = columns + `FROM backfill_control.effect e JOIN backfill_control.staged s USING (request_id, n)` + overtaken + `
-			WHERE e.request_id = $1 AND e.n > $2 AND e.effect = $4::"char" ORDER BY e.n LIMIT $3`
+			WHERE e.request_id = $1 AND e.n > $2 AND s.n > $2 AND e.effect = $4::"char" ORDER BY e.n LIMIT $3`
 		args = append(args, effectCodes[effect])
 	}
 	rows, err := s.pool.Query(ctx, sql, args...)
