@@ -10,6 +10,10 @@
 //	})
 //
 // A report never holds a read up: what cannot be taken at once is dropped and counted.
+//
+// What is reported has to be the row as it was committed when the read began. Do not
+// wrap reads of a transaction that has written, and where the old path serves from a
+// snapshot, a cache or a replica, use Report with the time that it is as old as.
 package shadow
 
 import (
@@ -141,8 +145,8 @@ func Wrap[K, V any](r *Reporter, table string, read func(context.Context, K) (V,
 	}
 }
 
-// Report reports one read that began at a time, if it is chosen; for those who cannot
-// wrap theirs.
+// Report reports one read, if it is chosen; for those who cannot wrap theirs. What it
+// served was true at the time given, or later.
 func (r *Reporter) Report(table string, began time.Time, read Read) {
 	if r != nil && r.chosen() {
 		r.offer(table, began, func() Read { return read })

@@ -70,6 +70,7 @@ func (s *Store) BeginShadow(ctx context.Context, direction int32) error {
 			INSERT INTO backfill_control.reconciliation (direction, table_id, mode, requested_by)
 			SELECT $1, t.id, 'shadow', 'backfill' FROM backfill_control.table_config t
 			 WHERE EXISTS (SELECT FROM backfill_control.shadow_read s WHERE s.direction = $1 AND s.table_id = t.id AND s.run_id IS NULL AND s.verdict IS NULL)
+			   AND NOT EXISTS (SELECT FROM backfill_control.reconciliation r WHERE r.direction = $1 AND r.table_id = t.id AND r.mode = 'shadow' AND r.state IN ('PENDING', 'RUNNING'))
 			ON CONFLICT DO NOTHING RETURNING id, table_id`, direction)
 		if err != nil {
 			return err
