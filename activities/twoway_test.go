@@ -182,6 +182,7 @@ func TestTwoWayWhatLostIsRecordedOnce(t *testing.T) {
 	w.Equal("seats")
 	require.ElementsMatch(t, []string{"central update 1,central", "central update 2,central"}, w.lost())
 	require.Zero(t, testkit.Value[int](t, w.R, `SELECT count(*) FROM backfill_maple_central.lost`))
+	require.Equal(t, 2, testkit.Value[int](t, w.C, `SELECT count(*) FROM backfill_control.entry WHERE dropped`))
 }
 
 // What was written on one side is applied over a change of the other that its writer
