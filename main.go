@@ -104,6 +104,7 @@ type grammar struct {
 	Cancel  cli.Cancel  `cmd:"" group:"backfills" help:"End a backfill. What was released stays released."`
 
 	Reconcile         cli.Reconcile         `cmd:"" group:"proof" help:"Compare a table of both sides row by row; list, repair and certify what was found."`
+	Cutover           cli.Cutover           `cmd:"" group:"proof" help:"Say whether the reads of a table may move to the other side; exit 0 only on yes."`
 	VerifyCertificate cli.VerifyCertificate `cmd:"" name:"verify-certificate" group:"proof" help:"Check a certificate and its signature."`
 
 	Queue   cli.Queue   `cmd:"" group:"look" help:"List changes on their way to the other side; retry or skip those set aside."`

@@ -221,8 +221,11 @@ func (a *Agent) listen(ctx context.Context) {
 	for ctx.Err() == nil {
 		_ = a.store.Listen(ctx, func() { a.listening.Store(true); a.ring("") }, func(e control.Event) {
 			a.ring(fmt.Sprintf("%s %d", e.Kind, e.ID))
-			if e.Kind == "request" || e.Kind == "gates" {
+			switch e.Kind {
+			case "request", "gates":
 				a.ring("gates")
+			case "shadow":
+				a.ring("shadow")
 			}
 		})
 		a.listening.Store(false)

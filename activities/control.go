@@ -33,6 +33,9 @@ type Control struct {
 	SweepEvery time.Duration
 	// ReleaseRows is the most rows a release batch copies under the direction's lock; default 10,000.
 	ReleaseRows int
+	// Lead is how many changes may be queued before a release waits for the receiver.
+	// 20,000 keeps the receiver from waiting for the release. 0 is any number.
+	Lead int
 	// Keep says how long what nothing needs any more is kept.
 	Keep control.Keep
 
@@ -199,9 +202,48 @@ func (c *Control) Release(ctx context.Context, requestID int64) (Snapshot, error
 // lock: a push waits for it.
 const releaseTarget = 250 * time.Millisecond
 
+// absence is how long a release waits for a receiver that applies nothing.
+const absence = 3 * time.Second
+
+// follow waits while the queue is as long as a release may make it, and the receiver
+// gets on with it: a live change comes after what is queued, and would wait for all
+// of it. A receiver that is away holds nothing up.
+func (c *Control) follow(ctx context.Context, k *gatekeeper, stopping <-chan struct{}) error {
+	direction := k.req.Direction.ID
+	for c.Lead > 0 {
+		depth, err := c.Store.QueueDepth(ctx, direction, int64(c.Lead))
+		if err != nil || depth < int64(c.Lead) {
+			return err
+		}
+		applied, err := c.Store.Applied(ctx, direction)
+		if err != nil {
+			return err
+		}
+		if applied != k.applied || k.appliedAt.IsZero() {
+			k.applied, k.appliedAt = applied, time.Now()
+		} else if time.Since(k.appliedAt) > absence {
+			return nil
+		}
+		if err := c.Store.MayGo(ctx, k.req.ID, nil); err != nil {
+			return err
+		}
+		select {
+		case <-stopping:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
 // releaseBatch asks the gates and releases a batch if they are open.
 func (c *Control) releaseBatch(ctx context.Context, k *gatekeeper, stopping <-chan struct{}) (done bool, err error) {
 	if pass, err := k.pass(ctx, stopping); err != nil || !pass {
+		return false, err
+	}
+	if err := c.follow(ctx, k, stopping); err != nil {
 		return false, err
 	}
 	end, err := c.Store.ReleaseTurn(ctx, k.req.Direction.ID)

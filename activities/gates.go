@@ -140,6 +140,9 @@ type gatekeeper struct {
 	rate  pace.Rate
 	speed *pace.Gate // the gate that limits rows per second, nil when none does
 
+	applied   int64     // by the receiver, when a release last looked
+	appliedAt time.Time // and since when
+
 	patience time.Duration // default patience
 	course   course
 

@@ -6,7 +6,7 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
-	"backfill/internal/side"
+	"backfill/internal/proof"
 )
 
 const (
@@ -90,12 +90,12 @@ func (w *walk) round(ctx context.Context, after backfill.Key, n, size int, stopp
 		if err != nil {
 			return nil, false, err
 		}
-		last = leaf.Rows < int64(w.LeafRows)
-		if leaf.Rows == 0 {
+		last = leaf.Count < int64(w.LeafRows)
+		if leaf.Count == 0 {
 			break
 		}
-		leaves = append(leaves, control.Leaf{N: int32(n + len(leaves)), After: leaf.After, UpTo: leaf.UpTo, Rows: leaf.Rows, Sum1: leaf.Sum1, Sum2: leaf.Sum2})
-		after = leaf.UpTo
+		leaves = append(leaves, control.Leaf{N: int32(n + len(leaves)), After: leaf.Lower, UpTo: leaf.Upper, Rows: leaf.Count, Sum1: leaf.Sums[0], Sum2: leaf.Sums[1]})
+		after = leaf.Upper
 	}
 	for {
 		p, err := w.push(ctx)
@@ -171,7 +171,7 @@ func (a *Agent) compare(ctx context.Context, req *backfill.Request) error {
 		if position < f.Seq {
 			return nil // not yet: it would be found different for what is on its way
 		}
-		equal := here.Equal(side.Leaf{Rows: f.Rows, Sum1: f.Sum1, Sum2: f.Sum2})
+		equal := here.Same(proof.Leaf{Count: f.Rows, Sums: [2]string{f.Sum1, f.Sum2}})
 		if err := a.store.AnswerLeaf(ctx, req.ID, f, equal); err != nil {
 			return err
 		}

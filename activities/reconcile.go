@@ -164,12 +164,15 @@ func (h *hashing) step(ctx context.Context, run *backfill.Reconciliation) (progr
 	if err := h.learn(ctx, run); err != nil {
 		return idle, err
 	}
+	if run.Mode == backfill.RunShadow && !run.Cut {
+		return busy, h.readAsServed(ctx, run)
+	}
 	left, err := h.store.Remaining(ctx, h.id)
 	switch {
 	case err != nil:
 		return idle, err
 	case left.Unsent > 0:
-		return busy, h.settle(ctx, run)
+		return h.settle(ctx, run)
 	case run.Cut && left.Done():
 		return over, nil
 	}
@@ -216,7 +219,7 @@ func (h *hashing) begin(ctx context.Context, run *backfill.Reconciliation) error
 	if f.Bytes > 0 && rows > 0 {
 		b.LeafRows = int(min(max(h.ProofBytes*rows/f.Bytes, 1), int64(h.ProofRows)))
 	}
-	if alike := sameOrder(f.Order, run.ReceiverOrder); !alike {
+	if alike := sameOrder(f.Order, run.ReceiverOrder); !alike && !run.ByKey {
 		if run.Parent != 0 && run.Buckets == 0 {
 			return backfill.Errorf(backfill.Invalid, "the sides do not sort the keys of %s alike any more: start a reconciliation of the whole table", run.Table)
 		}
@@ -316,9 +319,12 @@ func (h *hashing) hash(ctx context.Context, run *backfill.Reconciliation) error 
 }
 
 // atOnce is how many leaves are read together: buckets cost a pass over the table,
-// however few of them are asked for.
+// however few of them are asked for, and single keys hardly anything.
 func atOnce(run *backfill.Reconciliation) int {
-	if run.Buckets > 0 {
+	switch {
+	case run.Mode == backfill.RunShadow:
+		return 1000
+	case run.Buckets > 0:
 		return int(run.Buckets)
 	}
 	return judgedAtOnce
@@ -357,7 +363,9 @@ func (h *hashing) list(ctx context.Context, run *backfill.Reconciliation) (bool,
 	}
 	var keys []side.Keys
 	if all[0].Attempts > 0 {
-		all = all[:min(len(all), judgedAtOnce)] // keys are looked up, in buckets too
+		if run.Buckets > 0 {
+			all = all[:min(len(all), judgedAtOnce)] // keys are looked up, in buckets too
+		}
 		unsettled, err := h.store.UnsettledKeys(ctx, h.id, numbersOf(all))
 		if err != nil {
 			return false, err
@@ -383,36 +391,32 @@ func (h *hashing) list(ctx context.Context, run *backfill.Reconciliation) (bool,
 
 // settle pushes until nothing captured before the leaves were read is left in the
 // outbox; then the queue's end is what the receiver has to have applied.
-func (h *hashing) settle(ctx context.Context, run *backfill.Reconciliation) error {
+func (h *hashing) settle(ctx context.Context, run *backfill.Reconciliation) (progress, error) {
 	leaves, err := h.store.Unsent(ctx, h.id)
 	if err != nil || len(leaves) == 0 {
-		return err
+		return idle, err
 	}
 	if err := h.faults.at("leaf: unsent"); err != nil {
-		return err
+		return idle, err
 	}
 	for {
 		p, err := h.push(ctx)
 		if err != nil {
-			return err
+			return idle, err
 		}
 		if p.complete(run.Table) {
 			break
 		}
 		if p.left[run.Table] {
-			if err := h.store.RunWaits(ctx, h.id, "changes captured before a leaf was read cannot be pushed: "+h.problem(ctx)); err != nil {
-				return err
-			}
-			if !sleep(ctx, time.Second) {
-				return ctx.Err()
-			}
+			sleep(ctx, time.Second)
+			return idle, h.store.RunWaits(ctx, h.id, "changes captured before a leaf was read cannot be pushed: "+h.problem(ctx))
 		}
 	}
 	last, err := h.store.LastSeq(ctx, h.Out.ID)
 	if err != nil {
-		return err
+		return idle, err
 	}
-	return h.store.Await(ctx, h.id, leaves, last)
+	return busy, h.store.Await(ctx, h.id, leaves, last)
 }
 
 // comparing is the receiver's part.

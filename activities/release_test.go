@@ -328,6 +328,35 @@ func TestReleaseAsAnActivity(t *testing.T) {
 	require.Equal(t, int64(20), s.Released)
 }
 
+// A live change waits for a bounded number of released rows, however many there are;
+// a receiver that is away holds no release up.
+func TestAReleaseFollowsTheReceiver(t *testing.T) {
+	w := history(t, 300)
+	w.to.BatchRows = 20
+	id := w.Request("public.orders").ID
+	w.walk(id)
+	w.Approve(id)
+	c := &Control{Store: w.Store, ReleaseRows: 20, Lead: 30}
+	ended := make(chan error)
+	go func() {
+		_, err := runActivity(c.Release, id)
+		ended <- err
+	}()
+	queued := func() int64 {
+		n, err := w.Store.QueueDepth(t.Context(), w.Out.ID, 1000)
+		require.NoError(t, err)
+		return n
+	}
+	for w.Now(id).Released < 240 {
+		testkit.Eventually(t, "the release is ahead", func() bool { return queued() >= 30 })
+		time.Sleep(60 * time.Millisecond) // for one that does not wait
+		require.Less(t, queued(), int64(30+20))
+		w.apply()
+	}
+	require.NoError(t, <-ended, "it does not wait for ever")
+	require.Equal(t, backfill.Finished, w.Now(id).State)
+}
+
 // Releases that were approved at once wait for each other without a connection, and
 // a push for one batch at most.
 func TestReleasesOfADirectionTakeTurns(t *testing.T) {

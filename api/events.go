@@ -183,6 +183,9 @@ func (s *subscription) wake() {
 }
 
 func (h *Changes) deliver(ctx context.Context, e control.Event) {
+	if e.Kind == "shadow" {
+		return // for the agents: pages show what the reads come to
+	}
 	site, err := h.siteOf(ctx, e)
 	if err != nil {
 		h.log.Debug("an event of an unknown site", zap.String("kind", e.Kind), zap.Error(err))

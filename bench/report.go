@@ -98,6 +98,9 @@ func (r *report) write(path string) error {
 	say("- PostgreSQL %s, three servers with default durability, `shared_buffers` of 512 MB, checkpoints between measurements; %s", r.postgres, runtime.Version())
 	say("- Backfill %s, all of its processes and Temporal beside the servers", revision())
 	say("- `orders` has %d rows; %s; load average when it began %s, at its end %s\n", r.rows, r.began.UTC().Format("2006-01-02 15:04 MST"), r.load, loadAverage())
+	if busy(r.load) {
+		say("%s\n", wasBusy)
+	}
 	for _, g := range r.groups {
 		workload, _, _ := strings.Cut(g.name, ",")
 		floor := r.floor(workload)
@@ -186,6 +189,15 @@ func loadAverage() string {
 		return "unknown"
 	}
 	return strings.Join(strings.Fields(string(text))[:3], " ")
+}
+
+const wasBusy = "**The machine did other work meanwhile: no time here, and no ratio, can be relied on.**"
+
+// busy reports whether a load average says that a machine does something.
+func busy(load string) bool {
+	var last float64
+	_, err := fmt.Sscan(load, &last)
+	return err == nil && last > float64(runtime.NumCPU())/2
 }
 
 // revision is the source's, as git tells it.

@@ -44,6 +44,12 @@ func TestReport(t *testing.T) {
 	require.NotContains(t, string(text), "1 %")
 }
 
+func TestABusyMachineIsTold(t *testing.T) {
+	require.True(t, busy("1000.5 3 2"))
+	require.False(t, busy("0.00 3 2"))
+	require.False(t, busy("unknown"))
+}
+
 func TestLatenciesAreThoseWithinATime(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "turn0")
 	require.NoError(t, os.WriteFile(path, []byte("0 1 1500 0 1000 0 20\n1 1 2500 0 1001 500000 20\n0 2 9000 0 1003 0 20\n"), 0o600))

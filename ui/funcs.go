@@ -20,13 +20,14 @@ func loadTemplates(a *assets, now func() time.Time) templates {
 	base := template.Must(template.New("base").Funcs(template.FuncMap{
 		"asset": a.url, "icon": icon, "num": num, "plural": plural, "ago": ago(now), "at": at, "json": toJSON, "join": strings.Join, "shorten": shorten, "role": roleArticle,
 		"lower": lower, "next": func(n int64) int64 { return n + 1 }, "capitalise": capitalise,
+		"rate": rateText, "spell": spell, "moment": func(t time.Time) *time.Time { return &t },
 		"deref": func(s *string) string { return *s }, "deref64": func(n *int64) int64 { return *n },
 		"revision": func(n int64) map[string]int64 { return map[string]int64{"revision": n} },
 		"gateFor":  func(table string) map[string]string { return map[string]string{"table": table} },
 		"lastHref": func(c []crumb) string { return c[len(c)-1].Href },
 	}).ParseFS(files, "templates/base.html", "templates/parts.html"))
 	out := templates{}
-	for _, name := range []string{"sites", "tables", "request", "queue", "history", "life", "audit", "proof", "reconciliation", "error", "signin", "bounce"} {
+	for _, name := range []string{"sites", "tables", "request", "queue", "history", "life", "audit", "proof", "cutover", "reconciliation", "error", "signin", "bounce"} {
 		out[name] = template.Must(template.Must(base.Clone()).ParseFS(files, path.Join("templates", name+".html")))
 	}
 	return out

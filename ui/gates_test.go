@@ -80,6 +80,7 @@ func TestGatesAreAddedChangedAndRemoved(t *testing.T) {
 	w.exec("site maple", `UPDATE backfill_control.table_side SET row_count = 164300 WHERE row_count = 164230`)
 	b.until(`document.body.innerText.includes("164,300")`)
 	require.Equal(t, "SELECT 1", eval[string](b, `document.querySelector("#gate-query").value`))
+	require.True(t, eval[bool](b, `document.querySelector("#gate-name").readOnly && !document.querySelector("#gate-url").checkVisibility()`))
 	b.typed("#gate-limit", "0.5")
 	b.choose("#gate-side", "central")
 	b.choose("#gate-table", "all tables")

@@ -63,6 +63,11 @@ func (t *proofTable) Body() map[string]any {
 	return map[string]any{"table": t.Table.Name, "from": t.Direction.From}
 }
 
+// Cutover is the address of the page that says whether the table's reads may move.
+func (t *proofTable) Cutover() string {
+	return cutoverHref(t.Table.Site, t.Table.Name, t.Direction.From)
+}
+
 func (p *pages) proof(c echo.Context, a api.Account) (*view, error) {
 	ctx, site := c.Request().Context(), c.Param("site")
 	panels, err := p.service.Panels(ctx, site)

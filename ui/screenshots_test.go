@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
@@ -121,6 +122,7 @@ func TestScreenshotsOfTheConsole(t *testing.T) {
 	b.until(`document.body.innerText.includes("backfill/maple/public.students/school")`)
 	b.picture(filepath.Join(*screenshots, "console-runs.png"))
 	b.do(chromedp.EmulateViewport(1280, 1080), chromedp.Navigate(run))
-	b.until(`document.body.textContent.includes("Walk public.students on school")`)
+	b.until(`document.body.innerText.includes("Timeline")`)
+	time.Sleep(5 * time.Second) // nothing in the document tells when the timeline is drawn
 	b.picture(filepath.Join(*screenshots, "console-run.png"))
 }

@@ -77,6 +77,7 @@ func Mount(e *echo.Echo, s *api.Service, opts Options) {
 	get("/sites/:site/audit", p.audit)
 	get("/backfills/:id", p.request)
 	get("/sites/:site/proof", p.proof)
+	get("/sites/:site/cutover", p.cutover)
 	get("/reconciliations/:id", p.reconciliation)
 	get("/sites", func(echo.Context, api.Account) (*view, error) { return nil, redirect("/") })
 	get("/sites/*", nothing)

@@ -45,9 +45,10 @@ func Control(ctx context.Context, cfg Config) error {
 	w.RegisterWorkflowWithOptions(workflows.Backfill, workflow.RegisterOptions{Name: "Backfill"})
 	w.RegisterWorkflowWithOptions(workflows.Reconcile, workflow.RegisterOptions{Name: "Reconcile"})
 	w.RegisterWorkflowWithOptions(workflows.Sync, workflow.RegisterOptions{Name: "Sync"})
+	w.RegisterWorkflowWithOptions(workflows.ShadowRead, workflow.RegisterOptions{Name: "ShadowRead"})
 	w.RegisterWorkflowWithOptions(workflows.Sweep, workflow.RegisterOptions{Name: "Sweep"})
 	w.RegisterWorkflowWithOptions(workflows.Retention, workflow.RegisterOptions{Name: "Retention"})
-	w.RegisterActivity(&activities.Control{Store: cfg.Store, Log: cfg.Log, SweepEvery: 5 * time.Second, ReleaseRows: 10_000, Keep: cfg.Keep,
+	w.RegisterActivity(&activities.Control{Store: cfg.Store, Log: cfg.Log, SweepEvery: 5 * time.Second, ReleaseRows: 10_000, Lead: 20_000, Keep: cfg.Keep,
 		StartBackfill: cfg.startBackfill, StartSync: cfg.startSync, Running: cfg.running, Refresh: cfg.refresh, StartReconcile: cfg.startReconcile})
 	if err := w.Start(); err != nil {
 		return fmt.Errorf("control worker: %w", err)
@@ -87,6 +88,7 @@ func Agent(ctx context.Context, cfg Config, agent *activities.Agent) error {
 	w.RegisterActivity(agent.Classify)
 	w.RegisterActivity(agent.Hash)
 	w.RegisterActivity(agent.Compare)
+	w.RegisterActivity(agent.Shadow)
 	go agent.Attend(ctx)
 	if err := w.Start(); err != nil {
 		return fmt.Errorf("agent of %s: %w", queue, err)
@@ -108,11 +110,19 @@ func (cfg Config) startReconcile(ctx context.Context, r *backfill.Reconciliation
 	return unlessRunning(workflows.StartReconcile(ctx, cfg.Temporal, r))
 }
 
+// startSync starts the workflows that keep a side's agent busy.
 func (cfg Config) startSync(ctx context.Context, site, side string) error {
-	_, err := cfg.Temporal.ExecuteWorkflow(ctx, client.StartWorkflowOptions{ID: workflows.SyncID(site, side), TaskQueue: workflows.ControlQueue,
-		WorkflowExecutionErrorWhenAlreadyStarted: true,
-		StaticSummary:                            fmt.Sprintf("Sync of side %s of %s: push, apply, count", side, site)}, "Sync", workflows.SyncInput{Site: site, Side: side})
-	return unlessRunning(err)
+	for _, w := range []struct{ id, kind, summary string }{
+		{workflows.SyncID(site, side), "Sync", "Sync of side %s of %s: push, apply, count"},
+		{workflows.ShadowReadID(site, side), "ShadowRead", "Shadow reads of side %s of %s: sample, judge"},
+	} {
+		_, err := cfg.Temporal.ExecuteWorkflow(ctx, client.StartWorkflowOptions{ID: w.id, TaskQueue: workflows.ControlQueue,
+			WorkflowExecutionErrorWhenAlreadyStarted: true, StaticSummary: fmt.Sprintf(w.summary, side, site)}, w.kind, workflows.SyncInput{Site: site, Side: side})
+		if err := unlessRunning(err); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // startSweep starts the sweep, which starts everything else, once the workflow

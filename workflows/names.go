@@ -18,6 +18,9 @@ func AgentQueue(site, side string) string { return "agent/" + site + "/" + side 
 // SyncID is the id of the workflow that keeps one side's agent cycling.
 func SyncID(site, side string) string { return "sync/" + site + "/" + side }
 
+// ShadowReadID is the id of the workflow that keeps one side's agent judging shadow reads.
+func ShadowReadID(site, side string) string { return "shadow/" + site + "/" + side }
+
 // SweepID is the id of the one workflow that brings requests and workflows together.
 const SweepID = "sweep"
 

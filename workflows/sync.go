@@ -7,7 +7,7 @@ import (
 	"go.temporal.io/sdk/workflow"
 )
 
-// SyncInput names the side whose agent a Sync workflow keeps busy.
+// SyncInput names the side whose agent a Sync or ShadowRead workflow keeps busy.
 type SyncInput struct {
 	Site string `json:"site"`
 	Side string `json:"side"`
@@ -22,6 +22,11 @@ func Sync(ctx workflow.Context, in SyncInput) error {
 		duty{queue, "Push changes captured on " + in.Side, agent.Push},
 		duty{queue, "Apply changes on " + in.Side, agent.Apply},
 		duty{queue, "Count rows and check capture on " + in.Side, agent.Count})
+}
+
+// ShadowRead keeps one side's agent sampling and judging shadow reads, for ever.
+func ShadowRead(ctx workflow.Context, in SyncInput) error {
+	return duties(ctx, ShadowRead, in, duty{AgentQueue(in.Site, in.Side), "Sample and judge shadow reads on " + in.Side, agent.Shadow})
 }
 
 // Sweep brings requests and workflows together, for ever.

@@ -59,4 +59,21 @@ func testProven(s *site) {
 	out, errs, status = s.command("verify-certificate", file)
 	require.Zero(s, status, errs)
 	require.Contains(s, out, "verdict EQUAL, 20 of 20 rows covered")
+
+	// The source's agent samples reads, both judge them, and the gate knows what is missing.
+	out, errs, status = s.command("cutover", "set", "--table", table, "--from", "a", "--sample", "600")
+	require.Zero(s, status, "%s%s", out, errs)
+	s.await("shadow reads to match", func() (bool, string) {
+		v := get[struct {
+			Reads map[string]int64 `json:"reads"`
+		}](s, "/sites/s/tables/"+table+"/shadow?from=a")
+		require.Zero(s, v.Reads["mismatch"])
+		return v.Reads["match"] > 0, fmt.Sprint(v.Reads)
+	})
+	out, errs, status = s.command("cutover", "--table", table, "--from", "a")
+	require.Equal(s, 3, status, "%s%s", out, errs)
+	require.Contains(s, out, "yes proof")
+	require.Contains(s, out, "no  shadow     ")
+	require.Contains(s, out, "clean shadow reads leave a rate of")
+	require.Contains(s, errs, "reads may not move yet")
 }

@@ -20,6 +20,7 @@ var may = map[string][]string{
 	"internal/pace":     {},
 	"internal/copypipe": {},
 	"internal/proof":    {},
+	"shadow":            {}, // applications import it
 	"internal/connect":  {"github.com/jackc/pgx/v5"},
 	"internal/control":  {"internal/backfill", "internal/connect", "internal/row", "internal/pace", "internal/proof", "github.com/jackc/pgx/v5", "github.com/pressly/goose/v3"},
 	"internal/side":     {"internal/backfill", "internal/connect", "internal/row", "internal/copypipe", "internal/proof", "github.com/jackc/pgx/v5"},

@@ -29,6 +29,7 @@ const (
 	RunSampled RunMode = "sampled" // leaves drawn at random, of the others the counts
 	RunLeaves  RunMode = "leaves"  // one leaf of an earlier run again
 	RunRepair  RunMode = "repair"  // the differing keys of an earlier run are sent, their leaves compared again
+	RunShadow  RunMode = "shadow"  // the keys of shadow reads
 )
 
 // DifferenceKind says how a key differs.
@@ -73,6 +74,7 @@ type Reconciliation struct {
 	Cut              bool
 	LeafCount        int64
 	Both             bool // the table is captured on the receiver too
+	ByKey            bool // its leaves are single keys: those of shadow reads
 
 	Verdict      string // "" while it is open
 	Root         string

@@ -213,6 +213,12 @@ func (s *Store) QueueDepth(ctx context.Context, direction int32, enough int64) (
 	return n, err
 }
 
+// Applied is up to which change of a direction the receiver has acknowledged.
+func (s *Store) Applied(ctx context.Context, direction int32) (seq int64, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT applied_seq FROM backfill_control.direction WHERE id = $1`, direction).Scan(&seq)
+	return seq, err
+}
+
 // MayGo tells whether a request's walk (under a lease) or release (lease nil) may go
 // on as far as people are concerned: nil, ErrPaused or ErrFenced.
 func (s *Store) MayGo(ctx context.Context, id int64, l *Lease) error {

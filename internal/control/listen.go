@@ -11,7 +11,7 @@ import (
 
 // Event tells that something of a kind has changed; what, is read afresh.
 type Event struct {
-	Kind string // "queue" (ID is the direction), "request" (ID is the request), "reconciliation" (ID is the run), "site" (Name)
+	Kind string // "queue" and "shadow" (ID is the direction), "request" (ID is the request), "reconciliation" (ID is the run), "site" (Name)
 	ID   int64
 	Name string
 }

@@ -25,10 +25,10 @@ func (s *Store) ProvenTables(ctx context.Context) ([]ProvenTable, error) {
 		         WHERE r.direction = x.direction AND r.table_id = x.table_id AND r.mode = 'full' AND r.state = 'FINISHED' AND r.verdict = 'EQUAL'),
 		       coalesce(l.covered::float8 / nullif(l.rows, 0), CASE WHEN l.rows = 0 AND l.equal > 0 THEN 1 ELSE 0 END),
 		       (SELECT count(*) FROM backfill_control.reconciliation r JOIN backfill_control.run_leaf f ON f.run_id = r.id AND f.state = 'different'
-		         WHERE r.direction = x.direction AND r.table_id = x.table_id),
+		         WHERE r.direction = x.direction AND r.table_id = x.table_id AND r.mode <> 'shadow'),
 		       (SELECT count(*) FROM backfill_control.difference f WHERE f.run_id = x.last AND f.settled AND f.state = 'open')
 		  FROM (SELECT direction, table_id, max(id) FILTER (WHERE state = 'FINISHED' AND mode IN ('full', 'sampled')) AS last
-		          FROM backfill_control.reconciliation GROUP BY 1, 2) x
+		          FROM backfill_control.reconciliation WHERE mode <> 'shadow' GROUP BY 1, 2) x
 		  JOIN backfill_control.direction d ON d.id = x.direction JOIN backfill_control.table_config t ON t.id = x.table_id,
 		       LATERAL (SELECT sum(source_count) AS rows, sum(source_count) FILTER (WHERE state IN ('equal', 'different')) AS covered, count(*) FILTER (WHERE state = 'equal') AS equal
 		                  FROM backfill_control.run_leaf WHERE run_id = x.last) l
@@ -50,6 +50,7 @@ func (s *Store) retainRuns(ctx context.Context, keep time.Duration, limit int) (
 			 WHERE r.closed_at < clock_timestamp() - $1::interval
 			   AND NOT EXISTS (SELECT FROM backfill_control.reconciliation c WHERE c.parent = r.id)
 			   AND NOT EXISTS (SELECT FROM backfill_control.request q WHERE q.run_id = r.id)
+			   AND NOT (r.mode = 'shadow' AND EXISTS (SELECT FROM backfill_control.difference f WHERE f.run_id = r.id AND f.settled AND f.state = 'open'))
 			   AND r.id <> coalesce((SELECT max(l.id) FROM backfill_control.reconciliation l
 			                          WHERE l.direction = r.direction AND l.table_id = r.table_id AND l.state = 'FINISHED' AND l.mode IN ('full', 'sampled')), 0)
 			 ORDER BY r.closed_at LIMIT 1 FOR UPDATE SKIP LOCKED`, keep).Scan(&id)

@@ -19,7 +19,8 @@ const runColumns = `r.id, t.name, d.id, d.site, d.from_side, d.to_side, t.id, r.
 	r.requested_by, r.requested_at, r.started_at, r.closed_at, r.note, r.reason, r.waiting,
 	coalesce(r.layout_id, 0), coalesce(r.shape, ''), coalesce(r.receiver_layout, 0), coalesce(r.receiver_shape, ''), r.receiver_order,
 	coalesce(r.normaliser, 0), CASE WHEN r.layout_id IS NULL THEN t.excluded ELSE r.excluded END, r.buckets, coalesce(r.leaf_rows, 0), coalesce(r.floor::text, ''),
-	r.touched, r.cut, r.leaves, d.to_side = ANY (t.captured_from), coalesce(r.verdict, ''), coalesce(r.root, ''), coalesce(r.receiver_rows, 0)`
+	r.touched, r.cut, r.leaves, d.to_side = ANY (t.captured_from),
+	r.mode = 'shadow' OR EXISTS (SELECT FROM backfill_control.reconciliation p WHERE p.id = r.parent AND p.mode = 'shadow'), coalesce(r.verdict, ''), coalesce(r.root, ''), coalesce(r.receiver_rows, 0)`
 
 const runFrom = ` FROM backfill_control.reconciliation r
 	JOIN backfill_control.direction d ON d.id = r.direction
@@ -41,7 +42,7 @@ func runFields(r *backfill.Reconciliation) []any {
 	return []any{&r.ID, &r.Table, &r.Direction.ID, &r.Site, &r.From, &r.To, &r.TableID, &r.Mode, &r.Sample, &r.Parent, &r.State,
 		&r.RequestedBy, &r.RequestedAt, &r.StartedAt, &r.ClosedAt, &r.Note, &r.Reason, &r.Waiting,
 		&r.LayoutID, &r.Shape, &r.ReceiverLayoutID, &r.ReceiverShape, &r.ReceiverOrder,
-		&r.Normaliser, &r.Excluded, &r.Buckets, &r.LeafRows, &r.Floor, &r.Touched, &r.Cut, &r.LeafCount, &r.Both, &r.Verdict, &r.Root, &r.ReceiverRows}
+		&r.Normaliser, &r.Excluded, &r.Buckets, &r.LeafRows, &r.Floor, &r.Touched, &r.Cut, &r.LeafCount, &r.Both, &r.ByKey, &r.Verdict, &r.Root, &r.ReceiverRows}
 }
 
 func scanRun(row pgx.CollectableRow) (*backfill.Reconciliation, error) {
@@ -71,10 +72,10 @@ func (s *Store) CreateReconciliation(ctx context.Context, n NewReconciliation) (
 		err := tx.QueryRow(ctx, `
 			INSERT INTO backfill_control.reconciliation (direction, table_id, mode, sample, parent, requested_by, note)
 			VALUES ($1, $2, $3, nullif($4::int, 0), nullif($5::bigint, 0), $6, $7)
-			ON CONFLICT (direction, table_id) WHERE state IN ('PENDING', 'RUNNING') DO NOTHING RETURNING id`,
+			ON CONFLICT (direction, table_id) WHERE state IN ('PENDING', 'RUNNING') AND mode <> 'shadow' DO NOTHING RETURNING id`,
 			n.Direction, n.TableID, n.Mode, n.Sample, n.Parent, n.By, n.Note).Scan(&id)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return tx.QueryRow(ctx, `SELECT id FROM backfill_control.reconciliation WHERE direction = $1 AND table_id = $2 AND state IN ('PENDING', 'RUNNING')`,
+			return tx.QueryRow(ctx, `SELECT id FROM backfill_control.reconciliation WHERE direction = $1 AND table_id = $2 AND state IN ('PENDING', 'RUNNING') AND mode <> 'shadow'`,
 				n.Direction, n.TableID).Scan(&open)
 		}
 		if err != nil {
@@ -142,6 +143,14 @@ func (s *Store) Reconciliation(ctx context.Context, id int64) (*backfill.Reconci
 	return r, one(err, "reconciliation %d", id)
 }
 
+func (s *Store) query(ctx context.Context, where string, args ...any) ([]*backfill.Reconciliation, error) {
+	rows, err := s.pool.Query(ctx, `SELECT `+runColumns+countColumns+countFrom+where, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scanRun)
+}
+
 // Run returns one run without its counts, or NotFound.
 func (s *Store) Run(ctx context.Context, id int64) (*backfill.Reconciliation, error) {
 	var r backfill.Reconciliation
@@ -152,7 +161,7 @@ func (s *Store) Run(ctx context.Context, id int64) (*backfill.Reconciliation, er
 // RunFilter narrows a list of runs; zero fields do not narrow.
 type RunFilter struct {
 	Site, Table, From string
-	Open              bool  // only those under way
+	Open              bool  // only those under way, which of shadow reads are never listed
 	Whole             bool  // only finished ones of the whole table
 	Before            int64 // ids below
 	Limit             int
@@ -160,14 +169,11 @@ type RunFilter struct {
 
 // Reconciliations lists runs newest first.
 func (s *Store) Reconciliations(ctx context.Context, f RunFilter) ([]*backfill.Reconciliation, error) {
-	rows, err := s.pool.Query(ctx, `SELECT `+runColumns+countColumns+countFrom+`
+	return s.query(ctx, `
 		 WHERE ($1 = '' OR d.site = $1) AND ($2 = '' OR t.name = $2) AND ($3 = '' OR d.from_side = $3)
-		   AND (NOT $4 OR r.state IN ('PENDING', 'RUNNING')) AND (NOT $5 OR r.state = 'FINISHED' AND r.mode IN ('full', 'sampled')) AND ($6 = 0 OR r.id < $6)
+		   AND (NOT $4 OR r.state IN ('PENDING', 'RUNNING')) AND (r.mode <> 'shadow' OR r.state NOT IN ('PENDING', 'RUNNING') AND EXISTS (SELECT FROM backfill_control.difference f WHERE f.run_id = r.id))
+		   AND (NOT $5 OR r.state = 'FINISHED' AND r.mode IN ('full', 'sampled')) AND ($6 = 0 OR r.id < $6)
 		 ORDER BY r.id DESC LIMIT $7`, f.Site, f.Table, f.From, f.Open, f.Whole, f.Before, f.Limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, scanRun)
 }
 
 // ReceiverReady stores how the receiver's table is made, once.
@@ -440,6 +446,9 @@ func (s *Store) Listed(ctx context.Context, id int64, leaves []int64, copyRows f
 		if err := fenced(tag.RowsAffected() == int64(len(leaves)), err); err != nil {
 			return err
 		}
+		if err := asServed(ctx, tx, id); err != nil {
+			return err
+		}
 		if err := heardOf(ctx, tx, id, e); err != nil {
 			return err
 		}
@@ -473,8 +482,9 @@ func (s *Store) CopyListed(ctx context.Context, id int64, leaves []int64, w io.W
 }
 
 // maxAttempts is how often the rows of a leaf are listed before the keys of it that
-// do not come to rest are UNKNOWN.
-const maxAttempts = 12
+// do not come to rest are UNKNOWN; of shadow reads, of which there are more every
+// minute, less often.
+const maxAttempts, maxReadAttempts = 12, 5
 
 // Judge stores what differs between the listed rows of leaves and the receiver's, as
 // COPY's binary form has it: leaf, key, here, kind, source, receiver, aside. The
@@ -523,13 +533,17 @@ func (s *Store) Judge(ctx context.Context, run *backfill.Reconciliation, leaves 
 			  FROM pg_temp.differing ORDER BY leaf, key`, run.ID); err != nil {
 			return err
 		}
+		attempts := maxAttempts
+		if run.Mode == backfill.RunShadow {
+			attempts = maxReadAttempts
+		}
 		if _, err := tx.Exec(ctx, `
 			UPDATE backfill_control.run_leaf l
 			   SET state = CASE WHEN d.unsettled AND l.attempts < $3 THEN 'suspect' WHEN d.settled THEN 'different' WHEN d.unsettled THEN 'unknown' ELSE 'equal' END,
 			       not_before = clock_timestamp() + least(interval '50 ms' * power(2, l.attempts), interval '5 s'), judged_at = clock_timestamp()
 			  FROM (SELECT x.n, coalesce(bool_or(d.settled), false) AS settled, coalesce(bool_or(NOT d.settled), false) AS unsettled
 			          FROM unnest($2::bigint[]) x (n) LEFT JOIN backfill_control.difference d ON d.run_id = $1 AND d.leaf = x.n GROUP BY x.n) d
-			 WHERE l.run_id = $1 AND l.n = d.n`, run.ID, leaves, maxAttempts); err != nil {
+			 WHERE l.run_id = $1 AND l.n = d.n`, run.ID, leaves, attempts); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.leaf_row WHERE run_id = $1 AND leaf = ANY ($2)`, run.ID, leaves); err != nil {
@@ -546,7 +560,7 @@ func excuse(ctx context.Context, tx pgx.Tx, run *backfill.Reconciliation, leaves
 		    SELECT DISTINCT l.n AS leaf, e.key, e.op = 't' AS all
 		      FROM backfill_control.run_leaf l
 		      JOIN backfill_control.entry e ON e.direction = $3 AND e.table_id = $4 AND e.seq > l.after_seq AND e.seq <= $5 AND NOT e.dropped AND backfill_control.later(e.snap, l.snap)
-		     WHERE l.run_id = $1 AND l.n = ANY ($2)
+		     WHERE l.run_id = $1 AND l.n = ANY ($2) AND l.n IN (SELECT leaf FROM pg_temp.differing)
 		       AND NOT EXISTS (SELECT FROM backfill_control.quarantine q WHERE q.direction = e.direction AND q.seq = e.seq AND q.state IN ('quarantined', 'skipped'))
 		    UNION
 		    SELECT l.n, e.key, e.op = 't'
@@ -703,6 +717,11 @@ func (s *Store) closeRun(ctx context.Context, tx pgx.Tx, run *backfill.Reconcili
 	if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.leaf_row WHERE run_id = $1`, run.ID); err != nil {
 		return err
 	}
+	if run.Touched {
+		if err := soakAgain(ctx, tx, run.Direction.ID, run.TableID); err != nil {
+			return err
+		}
+	}
 	if err := auditRun(ctx, tx, run.ID, "backfill", "reconciliation.closed", map[string]any{"state": state, "verdict": verdict, "reason": reason}); err != nil {
 		return err
 	}
@@ -738,6 +757,11 @@ func (s *Store) endRun(ctx context.Context, tx pgx.Tx, id int64, by string, stat
 	}
 	if run.Parent != 0 {
 		if err := freeRepair(ctx, tx, run); err != nil {
+			return err
+		}
+	}
+	if run.Mode == backfill.RunShadow {
+		if err := unjudgedReads(ctx, tx, run, reason); err != nil {
 			return err
 		}
 	}

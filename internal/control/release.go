@@ -241,5 +241,12 @@ func finish(ctx context.Context, tx pgx.Tx, id int64, direction int32) error {
 		   AND s.capture_ok AND r.started_at > coalesce(s.gap_last, '-infinity') AND (s.gap_xid IS NULL OR pg_visible_in_snapshot(s.gap_xid, r.floor))`, id); err != nil {
 		return err
 	}
+	var table int32
+	if err := tx.QueryRow(ctx, `SELECT table_id FROM backfill_control.request WHERE id = $1`, id).Scan(&table); err != nil {
+		return err
+	}
+	if err := soakAgain(ctx, tx, direction, table); err != nil {
+		return err
+	}
 	return auditRequest(ctx, tx, id, "backfill", "backfill.finished", nil)
 }

@@ -75,6 +75,8 @@ func (s *Store) Retain(ctx context.Context, keep Keep, limit int) (removed Remov
 		keep            time.Duration
 	}{
 		{"audit entries", "audit", "at", keep.Audit},
+		{"shadow reads", "shadow_read", "reported_at", keep.Requests},
+		{"shadow counts", "shadow_count", "at", keep.Requests},
 		{"idempotency keys", "idempotency", "created_at", keepIdempotency},
 		{"workers", "attendance", "seen_at", keepAttendance},
 	} {

@@ -57,7 +57,7 @@ func (s *Store) StartDue(ctx context.Context) error {
 		  FROM backfill_control.reconcile_schedule c JOIN backfill_control.table_config t ON t.id = c.table_id AND t.active
 		 WHERE NOT EXISTS (SELECT FROM backfill_control.reconciliation r
 		                    WHERE r.direction = c.direction AND r.table_id = c.table_id
-		                      AND (r.state IN ('PENDING', 'RUNNING') OR r.mode IN ('full', 'sampled') AND r.requested_at > clock_timestamp() - c.every))`)
+		                      AND (r.state IN ('PENDING', 'RUNNING') AND r.mode <> 'shadow' OR r.mode IN ('full', 'sampled') AND r.requested_at > clock_timestamp() - c.every))`)
 	if err != nil {
 		return err
 	}

@@ -264,7 +264,8 @@ func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfi
 			}
 		}
 		for _, sql := range []string{`DELETE FROM backfill_control.table_side WHERE table_id = $1`, `DELETE FROM backfill_control.gate WHERE table_id = $1`,
-			`DELETE FROM backfill_control.reconcile_schedule WHERE table_id = $1`} {
+			`DELETE FROM backfill_control.reconcile_schedule WHERE table_id = $1`, `DELETE FROM backfill_control.cutover WHERE table_id = $1`,
+			`DELETE FROM backfill_control.shadow_read WHERE table_id = $1`} {
 			if _, err := tx.Exec(ctx, sql, t.ID); err != nil {
 				return err
 			}

@@ -119,13 +119,15 @@ func TestFiguresOfTheInstallation(t *testing.T) {
 // What alerts and dashboards ask for is what is shown.
 func TestAlertsAndDashboardsUseFiguresThatExist(t *testing.T) {
 	t.Parallel()
-	source, err := os.ReadFile("metrics.go")
-	require.NoError(t, err)
 	var known []string
-	for _, m := range regexp.MustCompile(`desc\("(\w+)"`).FindAllStringSubmatch(string(source), -1) {
-		known = append(known, m[1])
+	for _, file := range []string{"metrics.go", "proof.go"} {
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`desc\("(\w+)"`).FindAllStringSubmatch(string(source), -1) {
+			known = append(known, m[1])
+		}
 	}
-	asked := regexp.MustCompile(`\b(backfill_[a-z_]+|queue_[a-z_]+|outbox_[a-z_]+|apply_[a-z_]+|replica_[a-z_]+|awaiting_[a-z_]+|pgx_[a-z_]+|quarantined|held)\b`)
+	asked := regexp.MustCompile(`\b(backfill_[a-z_]+|queue_[a-z_]+|outbox_[a-z_]+|apply_[a-z_]+|reconcile_[a-z_]+|proof_[a-z_]+|shadow_[a-z_]+|migration_[a-z_]+|replica_[a-z_]+|awaiting_[a-z_]+|pgx_[a-z_]+|quarantined|held)\b`)
 	expr := regexp.MustCompile(`(?m)("expr": ".*",?|expr: .*|^            .*)$`)
 	for _, file := range []string{"../../deploy/prometheus/alerts.yaml", "../../deploy/grafana/backfill.json"} {
 		text, err := os.ReadFile(file)
@@ -188,4 +190,14 @@ func TestFiguresOfProof(t *testing.T) {
 	require.EqualValues(t, 0.75, got["reconcile_coverage_ratio"+labels])
 	require.EqualValues(t, 1, got["reconcile_open_keys"+labels])
 	require.InDelta(t, 3600, got["proof_age_seconds"+labels], 600)
+
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.cutover (direction, table_id, objective, mismatches) SELECT $1, id, 0.001, 7 FROM backfill_control.table_config`, id)
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.shadow_count SELECT direction, table_id, x.at, x.match, 0, x.mismatch, x.unknown
+		FROM backfill_control.cutover, (VALUES (now() - interval '1 h', 5, 5, 0), (now() + interval '1 s', 997, 2, 1)) x (at, match, mismatch, unknown)`)
+	got = gather(t, Proof{p.Store})
+	require.EqualValues(t, 7, got["migration_shadow_mismatch_total"+labels])
+	require.EqualValues(t, 0.001, got["shadow_read_objective"+labels])
+	require.EqualValues(t, 1000, got["shadow_reads_judged"+labels], "what was read before the soak does not count")
+	require.InDelta(t, 2.0/999, got["shadow_read_mismatch_rate"+labels], 1e-9)
+	require.InDelta(t, 0.00774, got["shadow_read_mismatch_bound"+labels], 1e-4)
 }

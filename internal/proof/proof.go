@@ -22,7 +22,8 @@ const (
 )
 
 // Leaf is a part of a table whose rows are counted and hashed together: either the
-// keys in (Lower, Upper], where nil is open to that end, or one of Buckets buckets
+// keys in (Lower, Upper], where nil is open to that end, and two equal ends are that
+// key alone, or one of Buckets buckets
 // of a hash of the key, where the two sides do not agree about the order of keys.
 type Leaf struct {
 	N       int64    `json:"n"` // its place, from 1

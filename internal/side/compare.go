@@ -48,8 +48,12 @@ func bucket(l *row.Layout, buckets int32) string {
 	return fmt.Sprintf(`(('x' || substr(encode(sha256(array_send(%s)), 'hex'), 1, 8))::bit(32)::bigint & 2147483647) %% %d`, l.KeyText("t"), buckets)
 }
 
-// inRange is the SQL for "row t is of this range".
+// inRange is the SQL for "row t is of this range". A range from a key up to that key,
+// which would have none, stands for the key alone.
 func inRange(l *row.Layout, leaf proof.Leaf) string {
+	if leaf.Lower != nil && slices.Equal(leaf.Lower, leaf.Upper) {
+		return l.KeyIs("t", leaf.Lower)
+	}
 	parts := []string{"true"}
 	if leaf.Lower != nil {
 		parts = append(parts, l.KeyAfter("t", leaf.Lower))
@@ -154,18 +158,16 @@ func (db *DB) HashLeaves(ctx context.Context, c Compared, leaves []proof.Leaf, h
 				buckets[l.Bucket] = l
 				continue
 			}
-			h := "NULL::text"
 			if hashed(*l) {
-				h = digest(c.Rows)
+				if err := hashLeaf(ctx, tx, t, digest(c.Rows), l); err != nil {
+					return err
+				}
+				continue
 			}
-			var got [2]string
-			if err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT %s FROM (SELECT %s AS h FROM %s t WHERE %s OFFSET 0) x`,
-				sums, h, t.SQL, inRange(t.Layout, *l))).Scan(&l.Count, &got[0], &got[1]); err != nil {
+			if err := hashLeaf(ctx, tx, t, "NULL::text", l); err != nil {
 				return err
 			}
-			if hashed(*l) {
-				l.Sums = got
-			}
+			l.Sums = [2]string{}
 		}
 		return hashBuckets(ctx, tx, c, t, buckets, hashed)
 	})
