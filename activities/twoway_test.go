@@ -1,11 +1,8 @@
 package activities
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -252,47 +249,6 @@ func TestTwoWayAWriteDuringAnApplyIsSeen(t *testing.T) {
 			require.Len(t, w.lost(), 1)
 		})
 	}
-}
-
-// A row that the application never stops writing is applied all the same.
-func TestTwoWayARowThatIsWrittenAllTheTime(t *testing.T) {
-	w := newTwoWay(t, testkit.Source, seats, "public.seats")
-	w.onSource(`INSERT INTO seats VALUES (1, 'old')`)
-	w.rest()
-	// Between judging and writing the application writes once more, if it can.
-	w.onReceiver(`
-		CREATE FUNCTION once_more() RETURNS trigger LANGUAGE plpgsql AS $$
-			DECLARE was text = (SELECT who FROM public.seats WHERE id = new.id);
-			BEGIN
-				FOR i IN 1..300 LOOP
-					EXIT WHEN (SELECT who FROM public.seats WHERE id = new.id) <> was;
-					PERFORM pg_sleep(0.001);
-				END LOOP;
-				RETURN new;
-			END $$;
-		CREATE TRIGGER once_more BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION once_more()`)
-	var stop atomic.Bool
-	var writers sync.WaitGroup
-	for range 2 {
-		app := testkit.Session(t, w.ReceiverDSN)
-		writers.Go(func() {
-			for i := 0; !stop.Load(); i++ {
-				_, _ = app.Exec(context.Background(), `UPDATE seats SET who = $1 WHERE id = 1`, fmt.Sprintf("central %d", i))
-			}
-		})
-	}
-	defer writers.Wait()
-	defer stop.Store(true)
-	for i := range 2 {
-		w.onSource(fmt.Sprintf(`UPDATE seats SET who = 'school %d'`, i))
-		w.pushOf(w.from)
-		_, err := w.apply1.apply(t.Context())
-		require.NoError(t, err)
-	}
-	stop.Store(true)
-	writers.Wait()
-	w.rest()
-	w.Equal("seats")
 }
 
 // A push that crashed after its commit, or was held up, does not make what it sent

@@ -172,21 +172,20 @@ func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
 // batch is one apply transaction. The rows to be applied are in pg_temp.incoming;
 // what is applied or set aside leaves it.
 type batch struct {
-	db        *DB
-	tx        pgx.Tx
-	feed      Feed
-	tables    map[int32]backfill.Table
-	twoWay    bool // one of them is captured on both sides
-	targets   map[int32]*Table
-	layouts   map[int64]*row.Layout
-	synced    map[uint32]bool // see syncs
-	refused   streaks
-	retrying  bool // the held rows are tried again
-	keysOnly  bool // what is being halved are keys
-	written   int64
-	setAside  bool
-	lost      bool
-	lockFirst bool // rows are locked before they are judged
+	db       *DB
+	tx       pgx.Tx
+	feed     Feed
+	tables   map[int32]backfill.Table
+	twoWay   bool // one of them is captured on both sides
+	targets  map[int32]*Table
+	layouts  map[int64]*row.Layout
+	synced   map[uint32]bool // see syncs
+	refused  streaks
+	retrying bool // the held rows are tried again
+	keysOnly bool // what is being halved are keys
+	written  int64
+	setAside bool
+	lost     bool
 }
 
 // group is the rows of one table read under one layout.

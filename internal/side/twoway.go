@@ -180,17 +180,16 @@ var errOvertaken = errors.New("the application wrote a row that was being applie
 
 // contested applies a segment that has rows of two-way tables. The application may
 // commit a write of one of its keys after it was judged; the rows are locked once they
-// are written, so a look at the outbox afterwards sees it, and all is judged again,
-// with the rows locked before: only keys that had no row can then be overtaken.
+// are written, so a look at the outbox afterwards sees it, and all is judged again. That
+// ends: whoever waited for one of the rows waits for the whole transaction from then on.
 func (b *batch) contested(ctx context.Context, held bool) error {
-	defer func() { b.lockFirst = false }()
 	for range 20 {
 		written, setAside, lost, refused := b.written, b.setAside, b.lost, maps.Clone(b.refused.now)
 		err := pgx.BeginFunc(ctx, b.tx, func(pgx.Tx) error { return b.segmentOnce(ctx, held) })
 		if !errors.Is(err, errOvertaken) {
 			return err
 		}
-		b.written, b.setAside, b.lost, b.refused.now, b.lockFirst = written, setAside, lost, refused, true
+		b.written, b.setAside, b.lost, b.refused.now = written, setAside, lost, refused
 	}
 	return fmt.Errorf("apply on %s: %w, again and again", b.db.Side, errOvertaken)
 }
@@ -221,14 +220,6 @@ func (b *batch) judge(ctx context.Context, groups []group, n int) error {
 // hits notes which rows are in conflict, and with what: i the incoming one wins, o the
 // own, r it was released and gives way, q quarantine, d a person has decided for it.
 func (b *batch) hits(ctx context.Context, tx pgx.Tx, g *group, t *backfill.Table, same string) error {
-	if b.lockFirst {
-		if _, err := tx.Exec(ctx, byIndex+fmt.Sprintf(`
-			SELECT FROM %s t JOIN pg_temp.incoming i ON %s WHERE i.table_id = %d ORDER BY %s FOR NO KEY UPDATE OF t;
-			SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on`,
-			g.target.SQL, g.target.Layout.KeyEquals("t", "i.key"), g.tableID, g.target.Layout.KeyRefs("t"))); err != nil {
-			return err
-		}
-	}
 	if _, err := tx.Exec(ctx, `SET LOCAL enable_nestloop = off`); err != nil {
 		return err
 	}
