@@ -160,6 +160,15 @@ func (b *tab) click(selector string) {
 	b.do(chromedp.Click(chromedp.CSS(selector)))
 }
 
+// typed replaces what stands in a field. The keys go to what has the focus, for
+// chromedp's SendKeys reads the field's attributes while they may change.
+func (b *tab) typed(selector, text string) {
+	b.t.Helper()
+	b.until(fmt.Sprintf(`document.querySelector(%q)?.checkVisibility() === true`, selector))
+	eval[any](b, fmt.Sprintf(`(field => { field.focus(); field.select(); return null })(document.querySelector(%q))`, selector))
+	b.keys(text)
+}
+
 func (b *tab) keys(keys ...string) {
 	b.t.Helper()
 	for _, k := range keys {

@@ -19,13 +19,6 @@ func (b *tab) choose(selector, option string) {
 	b.do(chromedp.KeyEvent(option))
 }
 
-// typed replaces what stands in a field.
-func (b *tab) typed(selector, text string) {
-	b.t.Helper()
-	eval[any](b, fmt.Sprintf(`document.querySelector(%q).select(), null`, selector))
-	b.do(chromedp.SendKeys(chromedp.CSS(selector), text))
-}
-
 // mine is the gate of that name, with the filled ones left out.
 func (w *world) mine() (out []pace.Gate) {
 	w.t.Helper()

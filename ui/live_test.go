@@ -76,7 +76,7 @@ func TestAskingForABackfill(t *testing.T) {
 
 	_, err = w.db.Exec(t.Context(), `UPDATE backfill_control.table_config SET active = true, op_update = true WHERE name = 'public.enrollments'`)
 	require.NoError(t, err)
-	b.do(chromedp.SendKeys(chromedp.CSS("#ask-note"), "history before <b>March</b>"))
+	b.typed("#ask-note", "history before <b>March</b>")
 	b.click("#ask .primary")
 	b.until(`location.pathname.startsWith("/backfills/") && document.querySelector(".steps")`)
 	require.Contains(t, b.text("main"), "history before <b>March</b>")
@@ -122,7 +122,7 @@ func TestLiveProgress(t *testing.T) {
 	b := w.open(adminToken, fmt.Sprintf("/backfills/%d", id))
 	b.click("#console summary")
 	b.click("#cancel")
-	b.do(chromedp.SendKeys(chromedp.CSS("#cancel-note"), "half a wo"))
+	b.typed("#cancel-note", "half a wo")
 	for _, n := range []int{4000000, 5000000} {
 		w.exec(fmt.Sprintf("request %d", id), `UPDATE backfill_control.request SET staged = $2, resume_key = '{1,2026-01-01}' WHERE id = $1`, id, n)
 		b.until(fmt.Sprintf(`document.querySelector(".going").innerText.includes("%d,000,000")`, n/1000000))
@@ -178,7 +178,7 @@ func TestSignOutEndsOpenPages(t *testing.T) {
 	b.until(`location.pathname === "/signin"`)
 	b.do(chromedp.Navigate(w.url + "/sites/maple"))
 	require.Equal(t, "/signin", eval[string](b, `location.pathname`))
-	b.do(chromedp.SendKeys(chromedp.CSS("#token"), adminToken+kb.Enter))
+	b.typed("#token", adminToken+kb.Enter)
 	b.until(`location.pathname === "/sites/maple"`)
 }
 

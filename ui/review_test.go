@@ -85,8 +85,7 @@ func TestGoingToAKey(t *testing.T) {
 	w := newWorld(t)
 	b := w.review()
 	find := func(key string) {
-		eval[any](b, `document.querySelector("#find").value = "", null`)
-		b.do(chromedp.SendKeys(chromedp.CSS("#find"), key+kb.Enter))
+		b.typed("#find", key+kb.Enter)
 	}
 	find("131072")
 	b.until(focusedRow + ` === "66843" && document.querySelector("#panel").innerText.includes("131072")`)
@@ -214,7 +213,7 @@ func TestApproving(t *testing.T) {
 	}
 	b.click("#approving [name=skip_identical]")
 	require.Contains(t, b.text("#approving"), "Approving sends 98,000 rows to central")
-	b.do(chromedp.SendKeys(chromedp.CSS("#approve-note"), "read the overwrites"))
+	b.typed("#approve-note", "read the overwrites")
 	b.click("#approving .primary")
 	b.until(`document.querySelector(".pill").innerText.includes("Releasing")`)
 	require.Contains(t, b.text("main"), "read the overwrites")
@@ -234,10 +233,10 @@ func TestRejectingNeedsANote(t *testing.T) {
 	b.click("#reject")
 	b.click("#rejecting .danger")
 	require.True(t, eval[bool](b, `document.getElementById("rejecting").open && document.querySelector("#reject-note:invalid") !== null`))
-	b.do(chromedp.SendKeys(chromedp.CSS("#reject-note"), "   "))
+	b.typed("#reject-note", "   ")
 	b.click("#rejecting .danger")
 	b.until(`document.querySelector("#reject-note-wrong")?.innerText.startsWith("Is empty")`)
-	b.do(chromedp.SendKeys(chromedp.CSS("#reject-note"), "not these"))
+	b.typed("#reject-note", "not these")
 	b.click("#rejecting .danger")
 	b.until(`document.querySelector(".pill").innerText.includes("Rejected")`)
 	require.Contains(t, b.text("main"), "not these")
@@ -262,7 +261,7 @@ func TestTwoPeopleDeciding(t *testing.T) {
 	// The other decides meanwhile.
 	b.until(`document.querySelector(".decide").innerText.includes("6,005")`)
 	b.click("#reject")
-	b.do(chromedp.SendKeys(chromedp.CSS("#reject-note"), "no"))
+	b.typed("#reject-note", "no")
 	b.click("#rejecting .danger")
 	a.until(`!document.querySelector("#approving") && document.querySelector("#toast").innerText.includes("takes no decision now")`)
 	require.Contains(t, a.text(".pill"), "Rejected")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"backfill/internal/backfill"
 	"backfill/internal/copypipe"
 	"backfill/internal/row"
 )
@@ -29,7 +30,16 @@ import (
 // at, which store is told, is how far at least the other side's changes had been
 // applied when the rows were looked at: changes above it may change what is identical.
 func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, table string, layout *row.Layout, keys func(io.Writer) error, rows func(numbers []int64, w io.Writer) error, store func(at int64, r io.Reader) error) error {
-	return db.in(ctx, writing, func(tx pgx.Tx) error {
+	parsed, err := backfill.ParseTableName(table)
+	if err != nil {
+		return err
+	}
+	// In one snapshot: a row that came to be here after it was asked which staged rows
+	// are wanted could not be compared.
+	return db.in(ctx, comparing, func(tx pgx.Tx) error {
+		if err := lock(ctx, tx, row.Ident(parsed.Schema, parsed.Name)); err != nil {
+			return err
+		}
 		var at int64
 		if err := tx.QueryRow(ctx, `
 			SELECT least(seq, (SELECT stopped_at FROM `+db.schema+`.refused WHERE table_id = $1)) FROM `+db.schema+`.applied`, tableID).Scan(&at); err != nil {
@@ -76,7 +86,7 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, tabl
 			}
 		}
 		sql := fmt.Sprintf(`COPY (
-			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN c."row" IS NULL THEN '?' WHEN h.here <> c."row" THEN 'o'
+			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN h.here <> c."row" THEN 'o'
 			             WHEN EXISTS (SELECT FROM %s.held d WHERE d.table_id = %d AND d.key = c.key) THEN '?' ELSE '=' END)::"char",
 			       CASE WHEN t.tableoid IS NOT NULL AND h.here <> c."row" THEN h.here END
 			  FROM pg_temp.chunk c LEFT JOIN %s t ON %s,
