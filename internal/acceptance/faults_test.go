@@ -106,10 +106,19 @@ func dieAt(t *testing.T, points []string) {
 	given := m.ask("public.others")
 	m.until("the request to be cancelled", func() bool { m.post("cancel", given, nil); return m.state(given) == "CANCELLED" })
 	if slices.Contains(points, "sweep: refreshed") {
-		closed := m.ask("public.others")
-		m.until("its workflow to run", func() bool { m.post("resume", closed, nil); return m.state(closed) != "PENDING" })
-		m.sql(`UPDATE backfill_control.request SET state = 'CANCELLED', closed_at = now() WHERE id = $1 AND state NOT IN ('CANCELLED')`, closed)
-		m.until("the sweep to notice", func() bool { return !m.armed("sweep: refreshed") })
+		// A workflow may notice by itself, when something that it began ends just then.
+		m.until("the sweep to notice", func() bool {
+			closed := m.ask("public.others")
+			m.until("its rows to be judged", func() bool {
+				m.post("resume", closed, nil)
+				return m.state(closed) == "AWAITING_REVIEW" && m.value(`SELECT (classified = staged)::int FROM backfill_control.request WHERE id = $1`, closed)
+			})
+			m.sql(`UPDATE backfill_control.request SET state = 'CANCELLED', closed_at = now() WHERE id = $1`, closed)
+			for end := time.Now().Add(12 * time.Second); m.armed("sweep: refreshed") && time.Now().Before(end); {
+				time.Sleep(75 * time.Millisecond)
+			}
+			return !m.armed("sweep: refreshed")
+		})
 	}
 
 	// Changes that are set aside: one is skipped, one tried again.
