@@ -108,7 +108,7 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	var seqs []int64
 	var unreadable bool
 	read := func(o *side.Outbox) error {
-		behind, err := p.Continues(o.Epoch, o.Batch, o.Nonce)
+		behind, err := p.Continues(ctx, o.Epoch, o.Batch, o.Nonce)
 		if err != nil {
 			return err
 		}

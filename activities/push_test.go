@@ -120,6 +120,25 @@ func TestGuarantee5_APushHeldUpAfterItsCommitStopsNothing(t *testing.T) {
 
 // One of the two databases was restored: going on would send, or forget, the wrong
 // changes.
+// A push that has lost its session, and so the direction's lock, sees what another has
+// pushed since: that is no sign of a restored database.
+func TestAPushThatLostItsLockTakesNothingForRestored(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	other := w.agent(testkit.Source)
+	w.onSource(`INSERT INTO orders VALUES (1)`)
+	w.pushAll()
+	w.onSource(`INSERT INTO orders VALUES (2)`)
+	meanwhile(w.from, "push: locked", func() {
+		testkit.Exec(t, w.C, `SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND classid = 20011 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`)
+		_, err := other.push(t.Context())
+		require.NoError(t, err)
+	})
+	_, err := w.from.push(t.Context())
+	require.NotEqual(t, backfill.Refused, backfill.CodeOf(err), "%v", err)
+	w.drain()
+	w.Equal("orders")
+}
+
 func TestPushStopsWhenADatabaseWasRestored(t *testing.T) {
 	for name, restore := range map[string]func(*world){
 		"source": func(w *world) {

@@ -142,12 +142,12 @@ func TestPushContinuesOneBehindAtMost(t *testing.T) {
 	require.NoError(t, err)
 	defer p.Rollback()
 	for i, m := range marks {
-		behind, err := p.Continues(1, m.batch, m.nonce)
+		behind, err := p.Continues(t.Context(), 1, m.batch, m.nonce)
 		require.Equal(t, i >= 2, err == nil, "%v: %v", m, err)
 		require.Equal(t, i == 2, behind)
 	}
 	for _, m := range []mark{{3, "other"}, {2, "other"}, {4, marks[3].nonce}, {2, marks[3].nonce}} {
-		_, err := p.Continues(1, m.batch, m.nonce)
+		_, err := p.Continues(t.Context(), 1, m.batch, m.nonce)
 		require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", m)
 	}
 }

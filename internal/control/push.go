@@ -58,14 +58,19 @@ func (s *Store) BeginPush(ctx context.Context, d backfill.Direction) (*Push, err
 // one before it: then a crash came between the two commits, and the source is
 // behind. Otherwise one of the two databases was restored, and going on would send,
 // or forget, the wrong changes.
-func (p *Push) Continues(epoch int, batch int64, nonce string) (behind bool, err error) {
+func (p *Push) Continues(ctx context.Context, epoch int, batch int64, nonce string) (behind bool, err error) {
 	switch {
-	case epoch != p.epoch:
-		return false, backfill.Errorf(backfill.Refused, "%s is in epoch %d, the site in %d: this push began in another epoch", p.direction.From, epoch, p.epoch)
-	case batch == p.batch && nonce == p.nonce:
+	case epoch == p.epoch && batch == p.batch && nonce == p.nonce:
 		return false, nil
-	case batch == p.batch-1 && nonce == p.prev:
+	case epoch == p.epoch && batch == p.batch-1 && nonce == p.prev:
 		return true, nil
+	}
+	// Whoever has lost its session, and the lock with it, sees another's push here.
+	if _, err := p.tx.Exec(ctx, `SELECT`); err != nil {
+		return false, err
+	}
+	if epoch != p.epoch {
+		return false, backfill.Errorf(backfill.Refused, "%s is in epoch %d, the site in %d: this push began in another epoch", p.direction.From, epoch, p.epoch)
 	}
 	return false, backfill.Errorf(backfill.Refused,
 		"%s remembers push %d as its last, the control database push %d: one of them was restored or set up anew; %s",
