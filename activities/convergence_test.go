@@ -677,6 +677,7 @@ func (s *storm) settle() {
 	}
 	s.pushAll()
 	for _, r := range all {
+		r = s.Now(r.ID) // what was pushed may have failed it
 		if !r.State.Open() {
 			continue
 		}
