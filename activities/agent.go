@@ -111,6 +111,13 @@ type blocked struct {
 // NewAgent makes the agent of a side. The site must be known to the control database.
 func NewAgent(ctx context.Context, store *control.Store, db *side.DB, id string, s Settings) (*Agent, error) {
 	s.defaults()
+	site, err := store.Site(ctx, db.Site)
+	if err != nil {
+		return nil, err
+	}
+	if site.OneDatabase {
+		db.ShareDatabase()
+	}
 	out, err := store.Direction(ctx, db.Site, db.Side)
 	if err != nil {
 		return nil, err
@@ -129,6 +136,7 @@ func NewAgent(ctx context.Context, store *control.Store, db *side.DB, id string,
 func (a *Agent) Attend(ctx context.Context) {
 	go a.listen(ctx)
 	go a.measure(ctx)
+	go a.tryMappings(ctx)
 	outbox := &outboxWatch{Agent: a}
 	var next time.Time
 	for ctx.Err() == nil {
@@ -224,8 +232,8 @@ func (a *Agent) listen(ctx context.Context) {
 			switch e.Kind {
 			case "request", "gates":
 				a.ring("gates")
-			case "shadow":
-				a.ring("shadow")
+			case "shadow", "mapping":
+				a.ring(e.Kind)
 			}
 		})
 		a.listening.Store(false)

@@ -86,6 +86,7 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 		},
 		Layout:       func(ctx context.Context, id int64) (*row.Layout, error) { return l.store.Layout(ctx, id) },
 		Tables:       l.tables,
+		Mapping:      l.store.Mapping,
 		Sent:         func(ctx context.Context) (int64, string, error) { return l.store.LastPush(ctx, l.Out.ID) },
 		Retry:        retry,
 		HoldLimit:    l.HoldLimit,

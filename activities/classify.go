@@ -11,6 +11,7 @@ import (
 	"go.temporal.io/sdk/temporal"
 
 	"backfill/internal/backfill"
+	"backfill/internal/row"
 	"backfill/internal/side"
 )
 
@@ -92,10 +93,22 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 		}
 		return a.faults.at("classify: rows read")
 	}
-	store := func(at int64, effects io.Reader) error {
-		return a.store.StoreEffects(ctx, req.ID, r.Revision, after, to, at, effects)
+	here := side.Relation{Name: table.Relation(a.db.Side)}
+	var mapping *row.Mapping
+	var result int64
+	if table.Mapping != nil {
+		if mapping, err = a.store.Mapping(ctx, table.ID); err != nil {
+			return err
+		}
+		here.Key = mapping.KeyOrNil()
+		if result, err = a.store.PutLayout(ctx, mapping.Layout(nil)); err != nil {
+			return err
+		}
 	}
-	err = a.db.Classify(ctx, req.ID, table.ID, req.Table, layout, keys, rows, store)
+	store := func(at int64, effects io.Reader) error {
+		return a.store.StoreEffects(ctx, req.ID, r.Revision, after, to, at, result, effects)
+	}
+	err = a.db.Classify(ctx, req.ID, table.ID, here, mapping, layout, keys, rows, store)
 	if side.Unconvertible(err) {
 		if half := after + (to-after)/2; half > after {
 			if err := a.classify(ctx, req, after, half); err != nil {
@@ -104,7 +117,7 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 			return a.classify(ctx, req, half, to)
 		}
 		// This side's encoding lacks a character of the row: what it would do stays unknown.
-		err = a.db.Classify(ctx, req.ID, table.ID, req.Table, layout, nil, nil, store)
+		err = a.db.Classify(ctx, req.ID, table.ID, here, mapping, layout, nil, nil, store)
 	}
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/side"
 )
@@ -41,6 +42,18 @@ func (a *Agent) Count(ctx context.Context) error {
 	})
 }
 
+func (a *Agent) count(ctx context.Context, t backfill.Table) (side.Count, error) {
+	r := side.Relation{Name: t.Relation(a.db.Side)}
+	if t.Mapping != nil && !t.Captures(a.db.Side) {
+		m, err := a.store.Mapping(ctx, t.ID)
+		if err != nil {
+			return side.Count{}, err
+		}
+		r.Key = m.KeyOrNil()
+	}
+	return a.db.Count(ctx, r, t.Captures(a.db.Side), a.CountLimit)
+}
+
 // CountNow counts and describes all tables of this side once.
 func (a *Agent) CountNow(ctx context.Context) error {
 	tables, err := a.store.Tables(ctx, a.db.Site)
@@ -49,7 +62,7 @@ func (a *Agent) CountNow(ctx context.Context) error {
 	}
 	var reports []control.SideReport
 	for _, t := range tables {
-		c, err := a.db.Count(ctx, t.Name, t.Captures(a.db.Side), a.CountLimit)
+		c, err := a.count(ctx, t)
 		if err != nil {
 			reports = append(reports, control.SideReport{TableID: t.ID, Problem: message(err), Unseen: true})
 			continue

@@ -66,7 +66,7 @@ func (w *walk) standsAt(ctx context.Context) (standing, error) {
 	if w.req.Key != nil || w.req.UpperKey == nil || w.req.ResumeKey == nil {
 		return at, nil
 	}
-	done, left, known, err := w.db.Position(ctx, w.req.Table, w.layout, w.req.ResumeKey, w.req.UpperKey)
+	done, left, known, err := w.db.Position(ctx, w.table, w.layout, w.req.ResumeKey, w.req.UpperKey)
 	if err != nil || !known || done+left == 0 {
 		return at, err
 	}

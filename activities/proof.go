@@ -23,7 +23,7 @@ const (
 // last leaf before the first that differs. A highest key alone proves nothing.
 func (w *walk) prove(ctx context.Context, stopping <-chan struct{}) error {
 	r := w.req
-	if r.ProofAt != nil || r.Mode != backfill.ModeFull || r.UpperKey == nil || r.ResumeKey != nil || r.Staged > 0 || r.Expected < int64(w.LeafRows) {
+	if w.mapped || r.ProofAt != nil || r.Mode != backfill.ModeFull || r.UpperKey == nil || r.ResumeKey != nil || r.Staged > 0 || r.Expected < int64(w.LeafRows) {
 		return nil
 	}
 	var proven backfill.Key
@@ -86,7 +86,7 @@ func (w *walk) round(ctx context.Context, after backfill.Key, n, size int, stopp
 				continue
 			}
 		}
-		leaf, _, err := w.db.NextLeaf(ctx, w.req.Table, w.layout, w.req.Shape, after, w.req.UpperKey, w.LeafRows)
+		leaf, _, err := w.db.NextLeaf(ctx, w.table, w.layout, w.req.Shape, after, w.req.UpperKey, w.LeafRows)
 		if err != nil {
 			return nil, false, err
 		}
@@ -102,10 +102,10 @@ func (w *walk) round(ctx context.Context, after backfill.Key, n, size int, stopp
 		if err != nil {
 			return nil, false, err
 		}
-		if p.complete(w.req.Table) {
+		if p.complete(w.table) {
 			break
 		}
-		if p.left[w.req.Table] {
+		if p.left[w.table] {
 			return nil, true, nil // it cannot be pushed now, so nothing can be proven
 		}
 	}

@@ -83,8 +83,7 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	}
 	var unknown []string
 	tables = slices.DeleteFunc(tables, func(name string) bool {
-		t, ok := config[name]
-		if !ok || !t.Captures(a.Out.From) {
+		if config[name] == nil {
 			unknown = append(unknown, name)
 			return true
 		}
@@ -127,19 +126,22 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		}
 		// Truncates go before the rows of any table, children before parents: emptying a
 		// parent later could take rows of its children along.
-		slices.SortStableFunc(o.Tables, func(x, y side.OutboxTable) int {
-			return config[y.Name.String()].ApplyOrder - config[x.Name.String()].ApplyOrder
-		})
+		var sent []sending
 		for _, t := range o.Tables {
-			if c := config[t.Name.String()]; t.Truncated && !c.TwoWay() {
-				if err := p.Truncate(ctx, c.ID, o.Snapshot, !rulesOf(c).Delete); err != nil {
+			for _, c := range config[t.Name.String()] {
+				sent = append(sent, sending{t, c})
+			}
+		}
+		slices.SortStableFunc(sent, func(x, y sending) int { return y.to.ApplyOrder - x.to.ApplyOrder })
+		for _, t := range sent {
+			if t.Truncated && !t.to.TwoWay() {
+				if err := p.Truncate(ctx, t.to.ID, o.Snapshot, !rulesOf(t.to).Delete); err != nil {
 					return err
 				}
 			}
 		}
-		for _, t := range o.Tables {
-			c := config[t.Name.String()]
-			if err := a.pushTable(ctx, p, o, t, c.ID, rulesOf(c)); err != nil {
+		for _, t := range sent {
+			if err := a.pushTable(ctx, p, o, t.OutboxTable, t.to.ID, rulesOf(t.to)); err != nil {
 				if unreadable = side.Permanent(err); unreadable {
 					a.block(t.Name.String(), message(err))
 					out.left[t.Name.String()] = true
@@ -192,16 +194,24 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	return out, a.faults.at("push: deleted")
 }
 
+// sending is a table of the source and one that it is sent to.
+type sending struct {
+	side.OutboxTable
+	to backfill.Table
+}
+
 // errBehind says that the source does not know its last push yet.
 var errBehind = errors.New("the last push was committed and has not removed its records")
 
 // sent writes what a push has sent of tables captured on both sides, for this side
 // to know as its own changes; nil when there are no such tables.
-func (a *Agent) sent(ctx context.Context, config map[string]backfill.Table, nonce string) func(io.Writer) error {
+func (a *Agent) sent(ctx context.Context, config map[string][]backfill.Table, nonce string) func(io.Writer) error {
 	var ids []int64
-	for _, t := range config {
-		if t.TwoWay() {
-			ids = append(ids, int64(t.ID))
+	for _, tables := range config {
+		for _, t := range tables {
+			if t.TwoWay() {
+				ids = append(ids, int64(t.ID))
+			}
 		}
 	}
 	if ids == nil {

@@ -114,9 +114,34 @@ func (a *Agent) untilJudged(ctx context.Context, id int64, step func(context.Con
 type comparison struct {
 	*Agent
 	id     int64
-	source *row.Layout // and the receiver's, once the run has begun
+	table  *backfill.Table
+	made   *row.Mapping // nil where both sides have the same columns
+	source *row.Layout  // and the receiver's, once the run has begun
 	there  *row.Layout
 	rows   *row.Encoding
+}
+
+// meet reads how the table is configured. A mapping that changes ends the run.
+func (c *comparison) meet(ctx context.Context, run *backfill.Reconciliation) (err error) {
+	if c.table != nil {
+		return nil
+	}
+	if c.made, err = c.store.Mapping(ctx, run.TableID); err != nil {
+		return err
+	}
+	c.table, err = c.store.Table(ctx, run.Site, run.Table)
+	return err
+}
+
+// relation is this side's table as it is compared: the source's through the mapping.
+func (c *comparison) relation() side.Relation {
+	r := side.Relation{Name: c.table.Relation(c.db.Side)}
+	if c.table.Captures(c.db.Side) {
+		r.Made = c.made
+	} else {
+		r.Key = c.made.KeyOrNil()
+	}
+	return r
 }
 
 // learn reads how rows are compared.
@@ -149,10 +174,13 @@ func encoding(source, receiver *row.Layout, excluded []string) (*row.Encoding, e
 type hashing struct{ comparison }
 
 func (h *hashing) compared(run *backfill.Reconciliation) side.Compared {
-	return side.Compared{Table: run.Table, TableID: run.TableID, Layout: h.source, Shape: run.Shape, Rows: h.rows.Source("t")}
+	return side.Compared{Relation: h.relation(), TableID: run.TableID, Layout: h.source, Shape: run.Shape, Rows: h.rows.Source("t")}
 }
 
 func (h *hashing) step(ctx context.Context, run *backfill.Reconciliation) (progress, error) {
+	if err := h.meet(ctx, run); err != nil {
+		return idle, err
+	}
 	switch {
 	case run.ReceiverLayoutID == 0:
 		return idle, h.store.RunWaits(ctx, h.id, "the agent of "+run.To+" has not looked at the table yet")
@@ -196,7 +224,7 @@ func (h *hashing) step(ctx context.Context, run *backfill.Reconciliation) (progr
 // sort keys alike; else buckets by a hash of the key's text, which need a pass over
 // the whole table each time but mean the same anywhere.
 func (h *hashing) begin(ctx context.Context, run *backfill.Reconciliation) error {
-	f, err := h.db.Find(ctx, run.Table)
+	f, err := h.db.Find(ctx, h.relation())
 	if err != nil {
 		return err
 	}
@@ -250,7 +278,7 @@ func (h *hashing) send(ctx context.Context, run *backfill.Reconciliation) error 
 		if len(keys) == 0 {
 			return h.store.Touched(ctx, h.id)
 		}
-		if _, err := h.db.Touch(ctx, run.Table, keys); err != nil {
+		if _, err := h.db.Touch(ctx, h.relation().Name, keys); err != nil {
 			return err
 		}
 		last = next
@@ -404,10 +432,10 @@ func (h *hashing) settle(ctx context.Context, run *backfill.Reconciliation) (pro
 		if err != nil {
 			return idle, err
 		}
-		if p.complete(run.Table) {
+		if p.complete(h.relation().Name) {
 			break
 		}
-		if p.left[run.Table] {
+		if p.left[h.relation().Name] {
 			sleep(ctx, time.Second)
 			return idle, h.store.RunWaits(ctx, h.id, "changes captured before a leaf was read cannot be pushed: "+h.problem(ctx))
 		}
@@ -426,10 +454,13 @@ type comparing struct {
 }
 
 func (c *comparing) compared(run *backfill.Reconciliation) side.Compared {
-	return side.Compared{Table: run.Table, TableID: run.TableID, Layout: c.there, Shape: run.ReceiverShape, Rows: c.rows.Receiver("t"), Both: run.Both}
+	return side.Compared{Relation: c.relation(), TableID: run.TableID, Layout: c.there, Shape: run.ReceiverShape, Rows: c.rows.Receiver("t"), Both: run.Both}
 }
 
 func (c *comparing) step(ctx context.Context, run *backfill.Reconciliation) (progress, error) {
+	if err := c.meet(ctx, run); err != nil {
+		return idle, err
+	}
 	switch {
 	case run.ReceiverLayoutID == 0:
 		return busy, c.introduce(ctx, run)
@@ -490,7 +521,7 @@ func (c *comparing) wait(ctx context.Context, run *backfill.Reconciliation) erro
 
 // introduce tells how the table is made here.
 func (c *comparing) introduce(ctx context.Context, run *backfill.Reconciliation) error {
-	f, err := c.db.Find(ctx, run.Table)
+	f, err := c.db.Find(ctx, c.relation())
 	if err != nil {
 		return err
 	}

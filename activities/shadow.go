@@ -138,12 +138,29 @@ func (h *hashing) readAsServed(ctx context.Context, run *backfill.Reconciliation
 	for i, s := range all {
 		served[i] = control.Served{N: s.N, Key: s.Key, Row: s.Row, Problem: s.Problem}
 		for j, name := range h.rows.Columns {
-			if slices.Contains(columns[s.N], name) {
+			if h.given(name, columns[s.N]) {
 				served[i].Compared = append(served[i].Compared, j+1)
 			}
 		}
 	}
 	return h.store.AddReads(ctx, h.id, served)
+}
+
+// given reports whether columns of the source that were served are all that a compared
+// column is made of.
+func (h *hashing) given(name string, served []string) bool {
+	if h.made != nil {
+		served = slices.Clone(served)
+		for _, key := range h.made.Key {
+			served = append(served, h.made.Sources(key)...)
+		}
+	}
+	for _, source := range h.made.Sources(name) {
+		if !slices.Contains(served, source) {
+			return false
+		}
+	}
+	return true
 }
 
 // sample reads as an application would: of each table that is to be sampled as many
@@ -194,7 +211,7 @@ func (s *shadowing) lookAtSequences(ctx context.Context) error {
 		return err
 	}
 	for _, t := range tables {
-		all, err := s.db.Sequences(ctx, t.Name)
+		all, err := s.db.Sequences(ctx, t.Relation(s.db.Side))
 		if err != nil {
 			if side.SQLState(err) != "" {
 				continue // what was told last gets old, and then counts as unknown

@@ -145,6 +145,8 @@ type walk struct {
 	req     *backfill.Request
 	layout  *row.Layout
 	tableID int32
+	table   string // on the source
+	mapped  bool   // it has another shape on the receiver
 	keeper  gatekeeper
 	began   time.Time
 	rows    int64 // staged by this activity
@@ -228,6 +230,11 @@ func (w *walk) run(ctx context.Context) error {
 // freeze fixes the walk's bounds before its first page: the highest seq so far,
 // then a snapshot and with it the last key, the layout and the rows expected.
 func (w *walk) freeze(ctx context.Context) error {
+	t, err := w.store.Table(ctx, w.req.Site, w.req.Table)
+	if err != nil {
+		return err
+	}
+	w.tableID, w.table, w.mapped = t.ID, t.Relation(w.db.Side), t.Mapping != nil
 	if w.req.LayoutID == 0 {
 		if err := w.freezeNow(ctx); err != nil {
 			return err
@@ -238,11 +245,6 @@ func (w *walk) freeze(ctx context.Context) error {
 		}
 		w.req, w.keeper.req = req, req
 	}
-	t, err := w.store.Table(ctx, w.req.Site, w.req.Table)
-	if err != nil {
-		return err
-	}
-	w.tableID = t.ID
 	w.layout, err = w.store.Layout(ctx, w.req.LayoutID)
 	return err
 }
@@ -252,7 +254,7 @@ func (w *walk) freezeNow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t, upper, floor, seen, err := w.db.Frozen(ctx, w.req.Table)
+	t, upper, floor, seen, err := w.db.Frozen(ctx, w.table)
 	if err != nil {
 		return err
 	}
@@ -328,7 +330,7 @@ func (w *walk) chunk(ctx context.Context, stopping <-chan struct{}) (done bool, 
 // synchronous write there (at the end of CopyPage), then rows, counters and resume
 // key committed together.
 func (w *walk) page(ctx context.Context) (int64, error) {
-	page := side.Page{RequestID: w.req.ID, Table: w.req.Table, TableID: w.tableID, Layout: w.layout, Shape: w.req.Shape, After: w.req.ResumeKey, UpTo: w.req.UpperKey,
+	page := side.Page{RequestID: w.req.ID, Table: w.table, TableID: w.tableID, Layout: w.layout, Shape: w.req.Shape, After: w.req.ResumeKey, UpTo: w.req.UpperKey,
 		Numbered: w.req.Staged, Limit: w.keeper.rows(), Bytes: w.PageBytes, OneRow: w.req.Key != nil}
 	at := w.at
 	if w.req.Mode == backfill.ModeDifferences {
@@ -376,12 +378,12 @@ func (w *walk) settle(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if p.complete(w.req.Table) {
+		if p.complete(w.table) {
 			// With nothing to push nobody has asked whether the source is still what was read.
 			if err := w.ready(ctx); err != nil {
 				return err
 			}
-			if err := w.db.Unchanged(ctx, w.req.Table, w.layout, w.req.Shape); err != nil {
+			if err := w.db.Unchanged(ctx, w.table, w.layout, w.req.Shape); err != nil {
 				return err
 			}
 			if err := w.faults.at("walk: at its end"); err != nil {
@@ -392,7 +394,7 @@ func (w *walk) settle(ctx context.Context) error {
 			}
 			return w.faults.at("walk: reviewable")
 		}
-		if p.left[w.req.Table] {
+		if p.left[w.table] {
 			if err := w.store.Waiting(ctx, w.req.ID, "changes captured before the last page cannot be pushed: "+w.problem(ctx)); err != nil {
 				return err
 			}

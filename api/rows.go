@@ -21,7 +21,8 @@ import (
 // Rows is a page of a request's staged rows.
 type Rows struct {
 	Revision int64       // of the staged set, what a decision is bound to
-	Layout   *row.Layout // of Row and Receiver; nil when there are no rows
+	Layout   *row.Layout // of Row; nil when there are no rows
+	Result   *row.Layout // of Receiver and of Result, which is what a mapping makes; Layout without one
 	Rows     []control.StagedRow
 	More     bool  // there are rows after the last of these
 	Position int64 // how many rows of the effect come before these
@@ -38,12 +39,17 @@ type RowsFilter struct {
 	Limit    int
 }
 
-// Columns names the columns of Row and Receiver in order.
-func (r *Rows) Columns() []string {
-	if r.Layout == nil {
+// Columns names the columns of Row in order.
+func (r *Rows) Columns() []string { return columnsOf(r.Layout) }
+
+// ResultColumns names the columns of Receiver and Result in order.
+func (r *Rows) ResultColumns() []string { return columnsOf(r.Result) }
+
+func columnsOf(l *row.Layout) []string {
+	if l == nil {
 		return nil
 	}
-	return columnNames(r.Layout)
+	return columnNames(l)
 }
 
 // Rows returns staged rows in key order. Keys are placed by PostgreSQL.
@@ -60,6 +66,11 @@ func (s *Service) Rows(ctx context.Context, id int64, f RowsFilter) (*Rows, erro
 	}
 	if out.Layout, err = s.Layout(ctx, r.LayoutID); err != nil {
 		return nil, err
+	}
+	if out.Result = out.Layout; r.ResultLayoutID != 0 {
+		if out.Result, err = s.Layout(ctx, r.ResultLayoutID); err != nil {
+			return nil, err
+		}
 	}
 	after, limit := f.After, f.Limit
 	key := f.FromKey
@@ -146,6 +157,8 @@ type stagedJSON struct {
 	Row        *rowJSON        `json:"row"`
 	Effect     backfill.Effect `json:"effect"`
 	Receiver   *rowJSON        `json:"receiver"`
+	Result     *rowJSON        `json:"result"`  // what a mapping makes of the row, null without one
+	Problem    *string         `json:"problem"` // why it cannot
 	Changed    []string        `json:"changed"` // columns an overwrite would change
 	Superseded bool            `json:"superseded"`
 	Overtaken  *overtakingJSON `json:"superseded_by"` // by which change, while history has it
@@ -158,19 +171,21 @@ type overtakingJSON struct {
 	State string    `json:"state"`
 }
 
-func showStaged(columns []string, r control.StagedRow) stagedJSON {
-	return stagedJSON{N: r.N, Key: r.Key, Row: newRow(columns, r.Row), Effect: r.Effect, Receiver: newRow(columns, r.Receiver),
-		Changed: Changed(columns, r), Superseded: r.SupersededBy != nil, Overtaken: (*overtakingJSON)(r.Overtaken)}
+func showStaged(columns, result []string, r control.StagedRow) stagedJSON {
+	return stagedJSON{N: r.N, Key: r.Key, Row: newRow(columns, r.Row), Effect: r.Effect, Receiver: newRow(result, r.Receiver),
+		Result: newRow(result, r.Result), Problem: orNull(r.Problem), Changed: Changed(result, r), Superseded: r.SupersededBy != nil, Overtaken: (*overtakingJSON)(r.Overtaken)}
 }
 
-// Changed names the columns in which a staged row differs from the receiver's.
+// Changed names the columns in which a staged row, or what a mapping makes of it,
+// differs from the receiver's.
 func Changed(columns []string, r control.StagedRow) []string {
 	out := []string{}
-	if len(r.Receiver) != len(r.Row) || len(columns) != len(r.Row) {
+	sent := r.Sent()
+	if len(r.Receiver) != len(sent) || len(columns) != len(sent) {
 		return out
 	}
 	for i, column := range columns {
-		a, b := r.Row[i], r.Receiver[i]
+		a, b := sent[i], r.Receiver[i]
 		if (a == nil) != (b == nil) || a != nil && *a != *b {
 			out = append(out, column)
 		}
@@ -208,7 +223,7 @@ func (s *Server) listRows(c echo.Context) error {
 		Position int64 `json:"position"`
 	}{page[stagedJSON]{Data: []stagedJSON{}}, rows.Revision, rows.Position}
 	for _, r := range rows.Rows {
-		out.Data = append(out.Data, showStaged(rows.Columns(), r))
+		out.Data = append(out.Data, showStaged(rows.Columns(), rows.ResultColumns(), r))
 	}
 	if rows.More {
 		next := cursor(c, rows.Rows[len(rows.Rows)-1].N)

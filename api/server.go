@@ -135,6 +135,7 @@ func (s *Server) routes() []route {
 		{http.MethodPost, "/sites/{site}/queue/{seq}/retry", wish("retry", s.service.Retry)},
 		{http.MethodPost, "/sites/{site}/queue/{seq}/skip", wish("skip", s.service.Skip)},
 		{http.MethodGet, "/sites/{site}/history", s.listHistory},
+		{http.MethodPost, "/sites/{site}/tables/{table}/mapping/try", s.tryMapping},
 		{http.MethodGet, "/sites/{site}/tables/{table}/life", s.rowLife},
 		{http.MethodGet, "/sites/{site}/tables/{table}/schedule", s.getSchedule},
 		{http.MethodPut, "/sites/{site}/tables/{table}/schedule", s.putSchedule},

@@ -28,6 +28,9 @@ func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c
 	}
 	_, err := s.Store.Table(ctx, site, table)
 	added := backfill.CodeOf(err) == backfill.NotFound
+	if err := s.made(ctx, site, table, &c); err != nil {
+		return nil, err
+	}
 	t, err := s.Store.PutTable(ctx, a.Name, site, table, c)
 	if err != nil || !added {
 		return t, err
@@ -96,13 +99,14 @@ type tableJSON struct {
 	CapturedFrom   []string       `json:"captured_from"`
 	Conflict       *string        `json:"conflict"` // null unless captured from both
 	ApplyOrder     int            `json:"apply_order"`
+	Mapping        *mappingJSON   `json:"mapping"` // null where both sides have the same columns
 	UpdatedAt      time.Time      `json:"updated_at"`
 }
 
 func showTable(t *backfill.Table) tableJSON {
 	ops := operationsJSON{t.Create, t.Update, t.Delete}
 	return tableJSON{Site: t.Site, Table: t.Name, Active: t.Active, Operations: ops, operationsJSON: ops,
-		CapturedFrom: orEmpty(t.CapturedFrom), Conflict: orNull(t.Conflicts()), ApplyOrder: t.ApplyOrder, UpdatedAt: t.UpdatedAt}
+		CapturedFrom: orEmpty(t.CapturedFrom), Conflict: orNull(t.Conflicts()), ApplyOrder: t.ApplyOrder, Mapping: showMapping(t), UpdatedAt: t.UpdatedAt}
 }
 
 // panelJSON is one row of the monitoring panel: a table in one direction.

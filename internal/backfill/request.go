@@ -90,6 +90,7 @@ type Request struct {
 	LeaseHolder           string
 	LeaseUntil            *time.Time
 	LayoutID              int64
+	ResultLayoutID        int64  // of what a mapping makes of the staged rows, 0 without one
 	Shape                 string // what the source table was made of when the walk began
 	SkipIdentical         bool
 	ReleasedUpTo          int64 // the last staged position release has passed
@@ -224,6 +225,8 @@ type Table struct {
 	Policies     []Policy // what decides conflicts while both are, oldest first
 	ApplyOrder   int      // parents before children
 	Excluded     []string // columns that are neither sent nor compared
+	Mapping      *Mapping // nil where both sides have the same columns
+	Version      int      // of the mapping: how often it was set
 	UpdatedAt    time.Time
 }
 

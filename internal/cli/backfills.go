@@ -313,15 +313,22 @@ func (c *Rows) Run(ctx context.Context, s *session) error {
 // receiver has the row, else all.
 func content(r *stagedRow) string {
 	var parts []string
+	sent := r.Row
+	if r.Result != nil {
+		sent = r.Result
+	}
 	for _, column := range r.Changed {
-		parts = append(parts, column+": "+value(r.Receiver.get(column))+" → "+value(r.Row.get(column)))
+		parts = append(parts, column+": "+value(r.Receiver.get(column))+" → "+value(sent.get(column)))
 	}
-	if parts == nil {
-		for _, f := range r.Row {
-			parts = append(parts, f.column+"="+value(f.value))
-		}
+	switch {
+	case r.Problem != "":
+		return r.Row.line() + " → nothing: " + r.Problem
+	case parts != nil:
+		return strings.Join(parts, ", ")
+	case r.Result != nil:
+		return r.Row.line() + " → " + r.Result.line()
 	}
-	return strings.Join(parts, ", ")
+	return r.Row.line()
 }
 
 // Approve lets staged rows be released.

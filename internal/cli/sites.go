@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -188,6 +189,7 @@ type Table struct {
 	List   TableList   `cmd:"" group:"commands" default:"withargs" help:"List a site's tables: rows on both sides, what waits, and whether a backfill may be requested."`
 	Show   TableShow   `cmd:"" group:"commands" help:"Show a table and each condition for a backfill of it."`
 	Set    TableSet    `cmd:"" group:"commands" help:"Add a table to a site, or change how it is kept in sync. Needs role admin."`
+	Apply  TableApply  `cmd:"" group:"commands" help:"Configure the tables of a file, with mappings for those that have another shape on the receiver. Needs role admin."`
 	Remove TableRemove `cmd:"" group:"commands" help:"Take a table out of a site. Needs role admin."`
 }
 
@@ -297,6 +299,11 @@ func (s *session) showPanel(x panel) {
 	line := func(name, text string) { s.out.printf("  %s%s\n", fmt.Sprintf("%-13s", name), text) }
 	line("configured", x.describe())
 	line("key", dash(strings.Join(x.Key, ", ")))
+	if m := x.Mapping; m != nil {
+		for _, column := range slices.Sorted(maps.Keys(m.Columns)) {
+			line("", column+" = "+m.Columns[column])
+		}
+	}
 	line("rows", fmt.Sprintf("%s on %s, %s on %s, counted %s", x.rows(x.SourceRows), x.From, x.rows(x.ReceiverRows), x.To, ago(x.CountedAt)))
 	line("waiting", thousands(x.Lag.Waiting)+" changes")
 	if x.Stopped.Reason != "" {
@@ -334,7 +341,11 @@ func (t *tableConfig) describe() string {
 	case t.Conflict != "":
 		conflict = ", " + t.Conflict + " wins conflicts"
 	}
-	return fmt.Sprintf("%s, sends %s from %s%s, apply order %d", active, orNone(ops), orNone(t.CapturedFrom), conflict, t.ApplyOrder)
+	mapped := ""
+	if m := t.Mapping; m != nil {
+		mapped = fmt.Sprintf(", %s → %s by mapping %d", m.SourceOf(t.Table), m.TargetOf(t.Table), m.Version)
+	}
+	return fmt.Sprintf("%s, sends %s from %s%s, apply order %d%s", active, orNone(ops), orNone(t.CapturedFrom), conflict, t.ApplyOrder, mapped)
 }
 
 func orNone(words []string) string {

@@ -62,6 +62,8 @@ type stagedRow struct {
 	Row        row             `json:"row"`
 	Effect     backfill.Effect `json:"effect"`
 	Receiver   row             `json:"receiver"`
+	Result     row             `json:"result"` // what a mapping makes of the row
+	Problem    string          `json:"problem"`
 	Changed    []string        `json:"changed"`
 	Superseded bool            `json:"superseded"`
 	Overtaken  *struct {
@@ -99,6 +101,15 @@ func (r *row) UnmarshalJSON(raw []byte) error {
 		*r = append(*r, f)
 	}
 	return nil
+}
+
+// line is the row on one line.
+func (r row) line() string {
+	parts := make([]string, len(r))
+	for i, f := range r {
+		parts[i] = f.column + "=" + value(f.value)
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (r row) get(column string) *string {
@@ -159,6 +170,10 @@ type tableConfig struct {
 	CapturedFrom []string `json:"captured_from"`
 	Conflict     string   `json:"conflict"`
 	ApplyOrder   int      `json:"apply_order"`
+	Mapping      *struct {
+		backfill.Mapping
+		Version int `json:"version"`
+	} `json:"mapping"`
 }
 
 // panel is a table in one of its directions.

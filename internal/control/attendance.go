@@ -42,7 +42,7 @@ func (s *Store) ReportOutbox(ctx context.Context, site, side string, all []Backl
 			   SET outbox = coalesce(b.rows, 0), outbox_first = b.first,
 			       outbox_oldest = least(clock_timestamp() - b.waited * interval '1 s', CASE WHEN s.outbox_first = b.first THEN s.outbox_oldest END)
 			  FROM backfill_control.table_config t
-			  LEFT JOIN unnest($3::text[], $4::bigint[], $5::bigint[], $6::float8[]) b (tbl, rows, first, waited) ON b.tbl = t.name
+			  LEFT JOIN unnest($3::text[], $4::bigint[], $5::bigint[], $6::float8[]) b (tbl, rows, first, waited) ON b.tbl = coalesce(t.mapping ->> 'source', t.name)
 			 WHERE t.site = $1 AND s.table_id = t.id AND s.side = $2 AND (s.outbox, s.outbox_first) IS DISTINCT FROM (coalesce(b.rows, 0), b.first)`,
 			site, side, tables, rows, firsts, waited)
 		if err != nil {

@@ -38,26 +38,27 @@ func (s *Store) ClassifyFrom(ctx context.Context, id int64) (after, staged int64
 }
 
 // StoreEffects stores the effects of the staged rows numbered in (after, to], in
-// COPY's binary form: request_id, n, effect, receiver. They were judged for a
-// revision, when at least the changes up to at had been applied. When another agent
+// COPY's binary form: request_id, n, effect, receiver, result, problem. They were judged for a
+// revision, when at least the changes up to at had been applied; layout is that of the
+// rows which a mapping makes, 0 without one. When another agent
 // was faster, or the request was decided or is to be judged again meanwhile, nothing
 // is stored: a decision counts for what could be read.
-func (s *Store) StoreEffects(ctx context.Context, id, revision, after, to, at int64, r io.Reader) error {
+func (s *Store) StoreEffects(ctx context.Context, id, revision, after, to, at int64, layout int64, r io.Reader) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
 		// Copied aside first, so that the request is not locked meanwhile.
 		if _, err := tx.Exec(ctx, `CREATE TEMP TABLE judged (LIKE backfill_control.effect) ON COMMIT DROP`); err != nil {
 			return err
 		}
-		if _, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.judged (request_id, n, effect, receiver) FROM STDIN (FORMAT binary)`); err != nil {
+		if _, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.judged (request_id, n, effect, receiver, result, problem) FROM STDIN (FORMAT binary)`); err != nil {
 			return err
 		}
 		tag, err := tx.Exec(ctx, `
 			WITH c AS (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s FROM pg_temp.judged),
 			u AS (UPDATE backfill_control.request r
-			   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s, judged_seq = least(judged_seq, $4)
+			   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s, judged_seq = least(judged_seq, $4), result_layout = nullif($6::bigint, 0)
 			  FROM c WHERE r.id = $1 AND r.classified = $2 AND r.revision = $5 AND r.state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW') RETURNING r.id)
 			INSERT INTO backfill_control.judged (request_id, upto, n_insert, n_overwrite, n_identical) SELECT u.id, $3, c.i, c.o, c.s FROM u, c`,
-			id, after, to, at, revision)
+			id, after, to, at, revision, layout)
 		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}

@@ -59,15 +59,15 @@ func (s *Store) PutPolicy(ctx context.Context, by string, d backfill.Direction, 
 // Sampled is a table whose reads the source's agent samples.
 type Sampled struct {
 	TableID int32
-	Name    string
-	Reads   int   // a minute
-	Rows    int64 // of the table, about
+	Name    string // on the source
+	Reads   int    // a minute
+	Rows    int64  // of the table, about
 }
 
 // SampledTables lists the tables of a direction whose reads are sampled.
 func (s *Store) SampledTables(ctx context.Context, direction int32) ([]Sampled, error) {
 	return list[Sampled](ctx, s, `
-		SELECT t.id, t.name, p.sample, coalesce(n.row_count, 0) FROM backfill_control.cutover p JOIN backfill_control.table_config t ON t.id = p.table_id AND t.active AND t.removed_at IS NULL
+		SELECT t.id, coalesce(t.mapping ->> 'source', t.name), p.sample, coalesce(n.row_count, 0) FROM backfill_control.cutover p JOIN backfill_control.table_config t ON t.id = p.table_id AND t.active AND t.removed_at IS NULL
 		  JOIN backfill_control.direction d ON d.id = p.direction JOIN backfill_control.table_side n ON n.table_id = t.id AND n.side = d.from_side
 		 WHERE p.direction = $1 AND p.sample > 0 ORDER BY t.id`, direction)
 }

@@ -80,16 +80,18 @@ func (p *Push) Continues(ctx context.Context, epoch int, batch int64, nonce stri
 // Last is the direction's last push: its number and nonce.
 func (p *Push) Last() (batch int64, nonce string) { return p.batch, p.nonce }
 
-// Tables returns the configuration of the site's tables as it is under the lock.
-func (p *Push) Tables(ctx context.Context) (map[string]backfill.Table, error) {
-	rows, err := p.tx.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.removed_at IS NULL`, p.direction.Site)
+// Tables returns the configuration of the tables that the direction sends, as it is under
+// the lock, by the name they have on its source: one may go to several.
+func (p *Push) Tables(ctx context.Context) (map[string][]backfill.Table, error) {
+	rows, err := p.tx.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.removed_at IS NULL AND $2 = ANY (t.captured_from) ORDER BY t.id`, p.direction.Site, p.direction.From)
 	if err != nil {
 		return nil, err
 	}
-	out := map[string]backfill.Table{}
+	out := map[string][]backfill.Table{}
 	_, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (t backfill.Table, err error) {
 		err = r.Scan(tableFields(&t)...)
-		out[t.Name] = t
+		name := t.Relation(p.direction.From)
+		out[name] = append(out[name], t)
 		return t, err
 	})
 	return out, err

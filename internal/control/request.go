@@ -15,7 +15,7 @@ import (
 const requestColumns = `r.id, t.name, d.id, d.site, d.from_side, d.to_side, r.mode, r.key, r.state, r.paused,
 	r.requested_by, r.requested_at, r.started_at, r.walked_at, r.reviewed_by, r.reviewed_at, r.closed_at, r.note, r.review_note, r.reason, r.waiting, r.revision,
 	r.expected, r.staged, r.released, r.superseded, r.superseded_undelivered, r.skipped, r.n_insert, r.n_overwrite, r.n_identical,
-	r.resume_key, r.upper_key, r.holder, r.lease_until, coalesce(r.layout_id, 0), coalesce(r.shape, ''), r.skip_identical, r.released_up_to, r.reviewed_via,
+	r.resume_key, r.upper_key, r.holder, r.lease_until, coalesce(r.layout_id, 0), coalesce(r.result_layout, 0), coalesce(r.shape, ''), r.skip_identical, r.released_up_to, r.reviewed_via,
 	r.proof_at, r.proven_key, r.proven_rows, r.position, r.rate, r.duty, r.forecast_at, r.left_p50, r.left_p90,
 	r.waiting_since, (SELECT coalesce(sum(t.seconds), 0) FROM backfill_control.throttled t WHERE t.request_id = r.id)::float8`
 
@@ -31,7 +31,7 @@ func scanRequest(row pgx.CollectableRow) (*backfill.Request, error) {
 	err := row.Scan(&r.ID, &r.Table, &r.Direction.ID, &r.Site, &r.From, &r.To, &r.Mode, &r.Key, &r.State, &r.Paused,
 		&r.RequestedBy, &r.RequestedAt, &r.StartedAt, &r.WalkedAt, &by, &r.ReviewedAt, &r.ClosedAt, &r.Note, &r.ReviewNote, &r.Reason, &r.Waiting, &r.Revision,
 		&r.Expected, &r.Staged, &r.Released, &r.Superseded, &r.SupersededUndelivered, &r.Skipped, &ins, &over, &same,
-		&r.ResumeKey, &r.UpperKey, &r.LeaseHolder, &r.LeaseUntil, &r.LayoutID, &r.Shape, &r.SkipIdentical, &r.ReleasedUpTo, &r.ReviewedVia,
+		&r.ResumeKey, &r.UpperKey, &r.LeaseHolder, &r.LeaseUntil, &r.LayoutID, &r.ResultLayoutID, &r.Shape, &r.SkipIdentical, &r.ReleasedUpTo, &r.ReviewedVia,
 		&r.ProofAt, &r.ProvenKey, &r.ProvenRows, &r.Position, &r.UnthrottledRate, &r.Duty, &r.ForecastAt, &r.LeftP50, &r.LeftP90,
 		&r.WaitingSince, &throttled)
 	r.Throttled = time.Duration(throttled * float64(time.Second))

@@ -16,7 +16,10 @@ type Site struct {
 	CreatedAt time.Time
 	// SecondPerson says that whoever asked for a backfill may not approve it.
 	SecondPerson bool
-	Sides        []Side // exactly two, by name
+	// OneDatabase says that the sides are in one database: each table goes to another one
+	// there, by a mapping.
+	OneDatabase bool
+	Sides       []Side // exactly two, by name
 }
 
 // Side is one of a site's databases as its agent last described it.
@@ -38,8 +41,17 @@ type Lag struct {
 	AppliedAt *time.Time
 }
 
-// CreateSite records a site and its two sides.
+// CreateSite records a site and its two sides, which are two databases.
 func (s *Store) CreateSite(ctx context.Context, by, name string, sides [2]string) error {
+	return s.createSite(ctx, by, name, sides, false)
+}
+
+// CreateSiteInOne records a site whose two sides are in one database.
+func (s *Store) CreateSiteInOne(ctx context.Context, by, name string, sides [2]string) error {
+	return s.createSite(ctx, by, name, sides, true)
+}
+
+func (s *Store) createSite(ctx context.Context, by, name string, sides [2]string, inOne bool) error {
 	if err := backfill.CheckName("site", name); err != nil {
 		return err
 	}
@@ -52,7 +64,7 @@ func (s *Store) CreateSite(ctx context.Context, by, name string, sides [2]string
 		return backfill.Errorf(backfill.Invalid, "a site has two sides with different names, both are %q", sides[0])
 	}
 	return s.in(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `INSERT INTO backfill_control.site (name) VALUES ($1)`, name)
+		_, err := tx.Exec(ctx, `INSERT INTO backfill_control.site (name, one_database) VALUES ($1, $2)`, name, inOne)
 		if sqlState(err) == "23505" {
 			return backfill.Errorf(backfill.Conflict, "site %s exists already", name)
 		}
@@ -67,7 +79,7 @@ func (s *Store) CreateSite(ctx context.Context, by, name string, sides [2]string
 			name, sides[0], sides[1]); err != nil {
 			return err
 		}
-		if err := audit(ctx, tx, by, "site.create", name, name, map[string]any{"sides": sides}); err != nil {
+		if err := audit(ctx, tx, by, "site.create", name, name, map[string]any{"sides": sides, "one_database": inOne}); err != nil {
 			return err
 		}
 		return notify(ctx, tx, "site", name)
@@ -110,7 +122,7 @@ func (s *Store) Site(ctx context.Context, name string) (*Site, error) {
 
 func (s *Store) sites(ctx context.Context, only string) ([]Site, error) {
 	rows, err := s.pool.Query(ctx, `
-		SELECT site.name, site.epoch, site.created_at, site.second_person,
+		SELECT site.name, site.epoch, site.created_at, site.second_person, site.one_database,
 		       side.name, coalesce(side.agent, ''), side.agent_seen_at, coalesce(side.database, ''), coalesce(side.problem, '')
 		  FROM backfill_control.site JOIN backfill_control.side ON side.site = site.name
 		 WHERE $1 = '' OR site.name = $1
@@ -121,7 +133,7 @@ func (s *Store) sites(ctx context.Context, only string) ([]Site, error) {
 	var out []Site
 	var site Site
 	var side Side
-	_, err = pgx.ForEachRow(rows, []any{&site.Name, &site.Epoch, &site.CreatedAt, &site.SecondPerson,
+	_, err = pgx.ForEachRow(rows, []any{&site.Name, &site.Epoch, &site.CreatedAt, &site.SecondPerson, &site.OneDatabase,
 		&side.Name, &side.Agent, &side.SeenAt, &side.Database, &side.Problem}, func() error {
 		if len(out) == 0 || out[len(out)-1].Name != site.Name {
 			out = append(out, site)

@@ -19,9 +19,19 @@ type StagedRow struct {
 	Key          backfill.Key
 	Row          []*string
 	Effect       backfill.Effect
-	Receiver     []*string // what the receiver holds, for an overwrite
+	Receiver     []*string // what the receiver holds, for an overwrite; with a mapping in the columns that it makes
+	Result       []*string // what a mapping makes of the row, in these columns
+	Problem      string    // why it cannot
 	SupersededBy *int64
 	Overtaken    *Overtaking // by what, when SupersededBy is set and it is still in history
+}
+
+// Sent is the row as the receiver would hold it.
+func (r *StagedRow) Sent() []*string {
+	if r.Result != nil {
+		return r.Result
+	}
+	return r.Row
 }
 
 // Overtaking is the change that a staged row gave way to.
@@ -35,7 +45,7 @@ type Overtaking struct {
 // StagedRows returns up to limit staged rows of a request after position after,
 // in key order; effect "" means all.
 func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect, after int64, limit int) ([]StagedRow, error) {
-	const columns = `SELECT s.n, s.key, s.row, e.effect, e.receiver, s.superseded_by, o.op, o.at, o.state `
+	const columns = `SELECT s.n, s.key, s.row, e.effect, e.receiver, e.result, coalesce(e.problem, ''), s.superseded_by, o.op, o.at, o.state `
 	const overtaken = `
 			LEFT JOIN LATERAL (SELECT x.created_at AS at, ` + opOf + ` AS op, ` + stateOf + ` AS state
 			    FROM backfill_control.request r JOIN backfill_control.direction o ON o.id = r.direction
@@ -73,7 +83,7 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (x StagedRow, err error) {
 		var code, op, state *string
 		var at *time.Time
-		err = r.Scan(&x.N, &x.Key, &x.Row, &code, &x.Receiver, &x.SupersededBy, &op, &at, &state)
+		err = r.Scan(&x.N, &x.Key, &x.Row, &code, &x.Receiver, &x.Result, &x.Problem, &x.SupersededBy, &op, &at, &state)
 		x.Effect = effectOf(code)
 		if op != nil {
 			x.Overtaken = &Overtaking{*x.SupersededBy, *op, *at, *state}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"backfill/internal/backfill"
+	"backfill/internal/row"
 )
 
 // TableChange is what a configuration changes; nil fields stay as they are, or
@@ -23,6 +24,10 @@ type TableChange struct {
 	Conflict     *string   `json:"conflict"` // the side that wins, or quarantine, for a table captured on both
 	ApplyOrder   *int      `json:"apply_order"`
 	Excluded     *[]string `json:"excluded"`
+	// Mapping makes the receiver's rows where its table has another shape; an empty one
+	// removes it. Made is what the agents have made of it, see MappingTrial.
+	Mapping *backfill.Mapping `json:"mapping"`
+	Made    *row.Mapping      `json:"-"`
 }
 
 // PutTable adds or changes a table's configuration.
@@ -53,15 +58,16 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		return nil, backfill.Errorf(backfill.Refused, "excluded columns are not supported by this version")
 	}
 	err = s.in(ctx, func(tx pgx.Tx) error {
-		if c.CapturedFrom != nil || c.Conflict != nil {
-			// What is being pushed is judged by the old policy or the new one.
+		if c.CapturedFrom != nil || c.Conflict != nil || c.Mapping != nil {
+			// What is being pushed is judged by the old policy or the new one, and goes to the
+			// table of the old mapping or the new one.
 			if err := lockSite(ctx, tx, site); err != nil {
 				return err
 			}
 		}
-		var known bool
-		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM backfill_control.table_config WHERE site = $1 AND name = $2 AND removed_at IS NULL)`,
-			site, parsed.String()).Scan(&known); err != nil {
+		before, err := tableIn(ctx, tx, site, parsed.String())
+		known := err == nil
+		if err != nil && backfill.CodeOf(err) != backfill.NotFound {
 			return err
 		}
 		if !known && len(c.CapturedFrom) == 0 {
@@ -86,6 +92,24 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		if err := putPolicy(ctx, tx, site, parsed.String(), c); err != nil {
 			return err
 		}
+		now, err := tableIn(ctx, tx, site, parsed.String())
+		if err != nil {
+			return err
+		}
+		if known {
+			if err := mappingStays(before, now, c.Mapping != nil); err != nil {
+				return err
+			}
+		}
+		if c.Mapping != nil {
+			if err := s.putMapping(ctx, tx, now, c.Mapping, c.Made); err != nil {
+				return err
+			}
+			now.Mapping = c.Mapping
+		}
+		if st.OneDatabase && (now.Mapping == nil || now.Mapping.SourceOf(now.Name) == now.Mapping.TargetOf(now.Name)) {
+			return invalidMapping("the sides of site " + site + " are in one database: give a mapping whose target is another table than its source")
+		}
 		if err := goesRound(ctx, tx, site, parsed.String()); err != nil {
 			return err
 		}
@@ -108,9 +132,8 @@ func invalidConflict(format string, args ...any) error {
 // putPolicy records what decides conflicts from now on. The locks of both directions
 // are held, so everything pushed later gets a higher seq.
 func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange) error {
-	var t backfill.Table
-	if err := tx.QueryRow(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL`, site, table).
-		Scan(tableFields(&t)...); err != nil {
+	t, err := tableIn(ctx, tx, site, table)
+	if err != nil {
 		return err
 	}
 	before, winner := "", ""
@@ -141,7 +164,7 @@ func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange
 			return err
 		}
 	}
-	_, err := tx.Exec(ctx, `
+	_, err = tx.Exec(ctx, `
 		INSERT INTO backfill_control.conflict_policy (table_id, since, winner)
 		SELECT $1, coalesce(max(e.seq), 0), $3 FROM backfill_control.direction d
 		  CROSS JOIN LATERAL (SELECT seq FROM backfill_control.entry WHERE direction = d.id ORDER BY seq DESC LIMIT 1) e WHERE d.site = $2
@@ -288,11 +311,11 @@ func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfi
 	return t, err
 }
 
-const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at,
+const tableColumns = `t.id, t.site, t.name, t.active, t.op_create, t.op_update, t.op_delete, t.captured_from, t.apply_order, t.excluded, t.updated_at, t.mapping, t.mapping_version,
 	coalesce((SELECT jsonb_agg(jsonb_build_object('since', p.since, 'winner', p.winner) ORDER BY p.since) FROM backfill_control.conflict_policy p WHERE p.table_id = t.id), '[]')`
 
 func tableFields(t *backfill.Table) []any {
-	return []any{&t.ID, &t.Site, &t.Name, &t.Active, &t.Create, &t.Update, &t.Delete, &t.CapturedFrom, &t.ApplyOrder, &t.Excluded, &t.UpdatedAt, &t.Policies}
+	return []any{&t.ID, &t.Site, &t.Name, &t.Active, &t.Create, &t.Update, &t.Delete, &t.CapturedFrom, &t.ApplyOrder, &t.Excluded, &t.UpdatedAt, &t.Mapping, &t.Version, &t.Policies}
 }
 
 // Tables lists the tables of a site in apply order.
@@ -312,10 +335,17 @@ func (s *Store) Table(ctx context.Context, site, name string) (*backfill.Table, 
 	if err != nil {
 		return nil, err
 	}
+	return tableIn(ctx, s.pool, site, parsed.String())
+}
+
+// tableIn returns a table by the stored spelling of its name, or NotFound.
+func tableIn(ctx context.Context, db interface {
+	QueryRow(context.Context, string, ...any) pgx.Row
+}, site, name string) (*backfill.Table, error) {
 	var t backfill.Table
-	err = s.pool.QueryRow(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL`,
-		site, parsed.String()).Scan(tableFields(&t)...)
-	return &t, one(err, "table %s of a site %q", parsed, site)
+	err := db.QueryRow(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL`,
+		site, name).Scan(tableFields(&t)...)
+	return &t, one(err, "table %s of a site %q", name, site)
 }
 
 // TableName returns the stored spelling of a table's name that a site has, or had

@@ -101,8 +101,10 @@ func Literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + 
 
 // text is the one expression that turns a column into its text, in triggers,
 // pushes, walks and comparisons alike. source is an alias.
-func (c Column) text(source string) string {
-	ref := source + "." + Ident(c.Name)
+func (c Column) text(source string) string { return c.textOf(source + "." + Ident(c.Name)) }
+
+// textOf is the text of an expression of the column's type.
+func (c Column) textOf(ref string) string {
 	switch {
 	case c.Byte:
 		return "CASE WHEN " + ref + "::int < 0 THEN encode(charsend(" + ref + "), 'escape') WHEN " + ref + " IS NOT NULL THEN concat(" + ref + ") END"

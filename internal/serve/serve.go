@@ -158,11 +158,11 @@ func (w Worker) RunAgent(ctx context.Context, site, sideName, database string, s
 		return err
 	}
 	defer db.Close()
-	if err := db.Apart(ctx); err != nil {
-		return err
-	}
 	agent, err := activities.NewAgent(ctx, cfg.Store, db, Name(), s)
 	if err != nil {
+		return err
+	}
+	if err := db.Apart(ctx); err != nil {
 		return err
 	}
 	registry.MustRegister(AgentFigures(agent, db)...)

@@ -27,6 +27,10 @@ func (s Setup) Steps(ctx context.Context, apply bool) ([]side.Step, error) {
 	if _, err := store.Direction(ctx, s.Site, s.Side); err != nil {
 		return nil, err
 	}
+	site, err := store.Site(ctx, s.Site)
+	if err != nil {
+		return nil, err
+	}
 	tables, err := store.Tables(ctx, s.Site)
 	if err != nil {
 		return nil, err
@@ -45,6 +49,9 @@ func (s Setup) Steps(ctx context.Context, apply bool) ([]side.Step, error) {
 		return nil, err
 	}
 	defer db.Close()
+	if site.OneDatabase {
+		db.ShareDatabase()
+	}
 	steps, err := db.SetupSteps(ctx, tables, s.Role)
 	if err != nil || !apply {
 		return steps, err

@@ -40,6 +40,8 @@ type Feed struct {
 	// Tables returns the site's tables by id; their apply order is heeded. It is asked
 	// after Next, so that it knows by which policy what comes was pushed.
 	Tables func(context.Context) (map[int32]backfill.Table, error)
+	// Mapping returns how a table's rows are made that has another shape here.
+	Mapping func(ctx context.Context, tableID int32) (*row.Mapping, error)
 	// Sent is the last push of this side that the control database knows; asked only
 	// where tables are captured on both sides.
 	Sent func(context.Context) (batch int64, nonce string, err error)
@@ -108,7 +110,7 @@ func (db *DB) Apply(ctx context.Context, f Feed) (a Applied, err error) {
 }
 
 func newBatch(db *DB, tx pgx.Tx, f Feed) *batch {
-	return &batch{db: db, tx: tx, feed: f, targets: map[int32]*Table{}, layouts: map[int64]*row.Layout{}}
+	return &batch{db: db, tx: tx, feed: f, targets: map[int32]*Table{}, mappings: map[int32]*row.Mapping{}, layouts: map[int64]*row.Layout{}}
 }
 
 func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
@@ -178,6 +180,7 @@ type batch struct {
 	tables   map[int32]backfill.Table
 	twoWay   bool // one of them is captured on both sides
 	targets  map[int32]*Table
+	mappings map[int32]*row.Mapping
 	layouts  map[int64]*row.Layout
 	synced   map[uint32]bool // see syncs
 	refused  streaks
@@ -197,6 +200,9 @@ type group struct {
 	deletes  int64
 	target   *Table
 	layout   *row.Layout
+	// mapping makes the rows, which were read under the layout sent, of the layout.
+	mapping *row.Mapping
+	sent    *row.Layout
 }
 
 func (b *batch) begin(ctx context.Context) error {
@@ -207,6 +213,7 @@ func (b *batch) begin(ctx context.Context) error {
 		CREATE TEMP TABLE IF NOT EXISTS incoming (
 		    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, seq bigint, table_id integer, layout_id bigint,
 		    op "char", key text[] COLLATE "C", "row" text[] COLLATE "C", stamp bigint, released boolean,
+		    sent text[], -- the row as it was sent, once a mapping has made another of it
 		    -- of two-way tables, see held: a person decides, or has decided for it
 		    unseen bigint, quarantine boolean NOT NULL DEFAULT false, decided boolean NOT NULL DEFAULT false) ON COMMIT DELETE ROWS;
 		CREATE TEMP TABLE IF NOT EXISTS judged (
@@ -451,6 +458,9 @@ func (b *batch) segmentOnce(ctx context.Context, held bool) error {
 			return err
 		}
 	}
+	if err := b.transform(ctx, groups); err != nil {
+		return err
+	}
 	if contested {
 		if err := b.quarantined(ctx); err != nil {
 			return err
@@ -547,11 +557,17 @@ func (b *batch) resolve(ctx context.Context, g *group) (problem string, deletes 
 	}
 	g.order = t.ApplyOrder
 	if g.target = b.targets[g.tableID]; g.target == nil {
-		if g.target, err = describe(ctx, b.tx, t.Name); err != nil {
+		if t.Mapping != nil {
+			if b.mappings[g.tableID], err = b.feed.Mapping(ctx, g.tableID); err != nil {
+				return "", false, err
+			}
+		}
+		if g.target, err = describeKeyed(ctx, b.tx, t.Relation(b.db.Side), b.mappings[g.tableID].KeyOrNil()); err != nil {
 			return "", false, err
 		}
 		b.targets[g.tableID] = g.target
 	}
+	g.mapping = b.mappings[g.tableID]
 	if g.target.Problem != "" {
 		return "on " + b.db.Side + ": " + g.target.Problem, false, nil
 	}
@@ -565,6 +581,9 @@ func (b *batch) resolve(ctx context.Context, g *group) (problem string, deletes 
 		}
 		b.layouts[g.layoutID] = g.layout
 	}
+	if g.mapping != nil {
+		return b.mapped(g, t.Name)
+	}
 	if !slices.Equal(g.layout.Key, g.target.Layout.Key) {
 		return fmt.Sprintf("the key of %s is (%s) on the source and (%s) on %s", t.Name,
 			strings.Join(g.layout.Key, ", "), strings.Join(g.target.Layout.Key, ", "), b.db.Side), false, nil
@@ -575,6 +594,51 @@ func (b *batch) resolve(ctx context.Context, g *group) (problem string, deletes 
 		}
 	}
 	return "", false, nil
+}
+
+// mapped looks at whether a group's rows can be mapped, and makes of its layout that of
+// the rows then.
+func (b *batch) mapped(g *group, table string) (problem string, deletes bool, err error) {
+	switch missing := g.mapping.Missing(g.layout); {
+	case len(g.layout.Key) != len(g.mapping.Key):
+		return fmt.Sprintf("the key of %s is (%s) on the source, and its mapping is for a key of %d columns: set another mapping, then retry",
+			table, strings.Join(g.layout.Key, ", "), len(g.mapping.Key)), false, nil
+	case missing != "":
+		return fmt.Sprintf("column %s of %s, which its mapping uses, was not there when the row was read: set another mapping, then retry", row.Ident(missing), table), true, nil
+	}
+	g.sent, g.layout = g.layout, g.mapping.Layout(nil)
+	for _, c := range g.layout.Columns {
+		if _, ok := g.target.Layout.Column(c.Name); !ok {
+			return fmt.Sprintf("column %s of %s does not exist on %s: add it there, or set another mapping, then retry", row.Ident(c.Name), g.target.Name, b.db.Side), true, nil
+		}
+	}
+	return "", false, nil
+}
+
+// transform makes the receiver's rows of those that were sent, where they have another
+// shape. What is set aside is the row as it was sent: a later mapping may make of it
+// what this one cannot.
+func (b *batch) transform(ctx context.Context, groups []group) error {
+	for i := range groups {
+		g := &groups[i]
+		if g.mapping == nil || g.sent == nil || g.upserts == 0 {
+			continue
+		}
+		ids, err := b.ids(ctx, g, `op IN ('c', 'u')`)
+		if err != nil {
+			return err
+		}
+		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+			_, err := tx.Exec(ctx, `UPDATE pg_temp.incoming i SET sent = i."row", "row" = `+g.mapping.RowFrom(g.sent, `i."row"`)+` WHERE i.id = ANY ($1)`, ids)
+			return err
+		}); err != nil {
+			return err
+		}
+		if err := b.recount(ctx, b.tx, g); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // typedKey reads a row's key back as the target's types.
@@ -954,7 +1018,7 @@ func refusesRows(err error) bool {
 // What of a row of incoming goes to the held table.
 const (
 	asideColumns = `seq, table_id, layout_id, op, key, "row", stamp, released, unseen, conflict`
-	asideValues  = `seq, table_id, layout_id, op, key, "row", stamp, coalesce(released, false), coalesce(unseen, seq), quarantine OR decided`
+	asideValues  = `seq, table_id, layout_id, op, key, coalesce(sent, "row"), stamp, coalesce(released, false), coalesce(unseen, seq), quarantine OR decided`
 )
 
 // aside moves rows of incoming to the held table.

@@ -166,7 +166,7 @@ func TestSetupRepairsAndIsIdempotent(t *testing.T) {
 	t.Parallel()
 	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE t1 PARTITION OF t FOR VALUES FROM (0) TO (100)`, "public.t")
 	capture := func() string {
-		c, err := p.From.Count(t.Context(), "public.t", true, time.Second)
+		c, err := p.From.Count(t.Context(), side.Relation{Name: "public.t"}, true, time.Second)
 		require.NoError(t, err)
 		return c.Capture
 	}

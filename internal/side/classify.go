@@ -17,8 +17,8 @@ import (
 // the table is now. keys writes the chunk in COPY's binary form (n, key), rows those of
 // some numbers (n, key, row, in the columns of layout): where there is no row of the
 // key here, the staged one need not come. store is given the answer in the same form:
-// request_id, n, effect (i insert, o overwrite, = identical, ? not to be told), and for
-// an overwrite the row that is here, in the staged row's columns.
+// request_id, n, effect (i insert, o overwrite, = identical, ? not to be told), for
+// an overwrite the row that is here, in the staged row's columns, and NULL twice.
 //
 // Identical means the same text in every column that travels: a value that is
 // equal by its type but spelled otherwise, 1.0 and 1.00, is an overwrite. Of a row
@@ -27,10 +27,14 @@ import (
 //
 // keys may be nil: no row is loaded, and none given an effect.
 //
+// With a mapping the effect is that of the row that it makes, and that row follows, or
+// why there is none; such a row has the effect ?, and the row that is here is in the
+// columns that the mapping makes.
+//
 // at, which store is told, is how far at least the other side's changes had been
 // applied when the rows were looked at: changes above it may change what is identical.
-func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, table string, layout *row.Layout, keys func(io.Writer) error, rows func(numbers []int64, w io.Writer) error, store func(at int64, r io.Reader) error) error {
-	parsed, err := backfill.ParseTableName(table)
+func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Relation, mapping *row.Mapping, layout *row.Layout, keys func(io.Writer) error, rows func(numbers []int64, w io.Writer) error, store func(at int64, r io.Reader) error) error {
+	parsed, err := backfill.ParseTableName(r.Name)
 	if err != nil {
 		return err
 	}
@@ -45,19 +49,23 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, tabl
 			SELECT least(seq, (SELECT stopped_at FROM `+db.schema+`.refused WHERE table_id = $1)) FROM `+db.schema+`.applied`, tableID).Scan(&at); err != nil {
 			return db.orNotSetUp(err)
 		}
-		t, err := describe(ctx, tx, table)
+		t, err := describeRelation(ctx, tx, r)
 		if err != nil {
 			return err
 		}
 		if t.Problem != "" {
 			return fmt.Errorf("%w: %s", ErrLayout, t.Problem)
 		}
-		here, err := asStaged(layout, t.Layout)
+		seen := layout
+		if mapping != nil {
+			seen = mapping.Layout(nil)
+		}
+		here, err := asStaged(seen, t.Layout)
 		if err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, byIndex+`
-			CREATE TEMP TABLE IF NOT EXISTS chunk (n bigint, key text[] COLLATE "C", "row" text[] COLLATE "C") ON COMMIT DELETE ROWS`); err != nil {
+			CREATE TEMP TABLE IF NOT EXISTS chunk (n bigint, key text[] COLLATE "C", "row" text[] COLLATE "C", problem text) ON COMMIT DELETE ROWS`); err != nil {
 			return err
 		}
 		load := func(columns string, from func(io.Writer) error) error {
@@ -71,8 +79,8 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, tabl
 				return err
 			}
 			wanted := fmt.Sprintf(`USING %s t WHERE %s`, t.SQL, t.Layout.KeyEquals("t", "c.key"))
-			if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
-				wanted = "" // all: a row may have a character that this database lacks
+			if mapping != nil || tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
+				wanted = "" // all: what is made of each is shown, or a row may have a character that this database lacks
 			}
 			var numbers []int64
 			if err := tx.QueryRow(ctx, `
@@ -83,21 +91,54 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, tabl
 				if err := load(`n, key, "row"`, func(w io.Writer) error { return rows(numbers, w) }); err != nil {
 					return err
 				}
+				if mapping != nil {
+					if missing := mapping.Missing(layout); missing != "" {
+						return fmt.Errorf("%w: its mapping uses column %s, which the rows do not have", ErrLayout, row.Ident(missing))
+					}
+					if err := transformChunk(ctx, tx, mapping.RowFrom(layout, `c."row"`), numbers); err != nil {
+						return err
+					}
+				}
 			}
 		}
+		result := "NULL::text[], NULL::text"
+		if mapping != nil {
+			result = `c."row", c.problem`
+		}
 		sql := fmt.Sprintf(`COPY (
-			SELECT %d::bigint, c.n, (CASE WHEN t.tableoid IS NULL THEN 'i' WHEN h.here <> c."row" THEN 'o'
+			SELECT %d::bigint, c.n, (CASE WHEN c.problem IS NOT NULL THEN '?' WHEN t.tableoid IS NULL THEN 'i' WHEN h.here <> c."row" THEN 'o'
 			             WHEN EXISTS (SELECT FROM %s.held d WHERE d.table_id = %d AND d.key = c.key) THEN '?' ELSE '=' END)::"char",
-			       CASE WHEN t.tableoid IS NOT NULL AND h.here <> c."row" THEN h.here END
+			       CASE WHEN t.tableoid IS NOT NULL AND h.here <> c."row" THEN h.here END, %s
 			  FROM pg_temp.chunk c LEFT JOIN %s t ON %s,
 			       LATERAL (SELECT %s COLLATE "C" AS here) h
 			 ORDER BY c.n) TO STDOUT (FORMAT binary)`,
-			requestID, db.schema, tableID, t.SQL, t.Layout.KeyEquals("t", "c.key"), here)
+			requestID, db.schema, tableID, result, t.SQL, t.Layout.KeyEquals("t", "c.key"), here)
 		return copypipe.Run(func(w io.Writer) error {
 			_, err := tx.Conn().PgConn().CopyTo(ctx, w, sql)
 			return err
 		}, func(r io.Reader) error { return store(at, r) })
 	})
+}
+
+// transformChunk makes the mapped rows of those numbered, each by halves where one
+// cannot be made: that one says why.
+func transformChunk(ctx context.Context, tx pgx.Tx, made string, numbers []int64) error {
+	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE pg_temp.chunk c SET "row" = `+made+` WHERE c.n = ANY ($1)`, numbers)
+		return err
+	})
+	switch {
+	case err == nil || !refusesRows(err):
+		return err
+	case len(numbers) == 1:
+		_, err = tx.Exec(ctx, `UPDATE pg_temp.chunk SET "row" = NULL, problem = $2 WHERE n = $1`, numbers[0], Message(err))
+		return err
+	}
+	half := len(numbers) / 2
+	if err := transformChunk(ctx, tx, made, numbers[:half]); err != nil {
+		return err
+	}
+	return transformChunk(ctx, tx, made, numbers[half:])
 }
 
 // asStaged is the SQL of a row here as text[], in the order of the staged columns.

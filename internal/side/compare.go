@@ -19,7 +19,7 @@ import (
 
 // Compared is one side's table as a reconciliation compares it.
 type Compared struct {
-	Table   string
+	Relation
 	TableID int32
 	Layout  *row.Layout // of this side, when the run began; the table must still have it
 	Shape   string      // and this shape
@@ -67,7 +67,7 @@ func inRange(l *row.Layout, leaf proof.Leaf) string {
 // compare runs fn in one snapshot of a table that is as it was when the run began,
 // locked before the snapshot.
 func (db *DB) compare(ctx context.Context, c Compared, fn func(pgx.Tx, *Table) error) (r Reading, err error) {
-	reads, err := db.read(ctx, c.Table, func(tx pgx.Tx, t *Table) error {
+	reads, err := db.read(ctx, c.Relation, func(tx pgx.Tx, t *Table) error {
 		if err := t.unchangedSince(c.Layout, c.Shape, "the reconciliation began"); err != nil {
 			return err
 		}
@@ -286,7 +286,7 @@ func leafRows(c Compared, t *Table, leaves []proof.Leaf, columns func(leaf strin
 // fails with ErrNotThere while not everything up to upTo has been applied here.
 func (db *DB) CompareRows(ctx context.Context, c Compared, leaves []proof.Leaf, keysOnly bool, upTo int64,
 	load func(io.Writer) error, store func(at int64, r io.Reader) error) error {
-	parsed, err := backfill.ParseTableName(c.Table)
+	parsed, err := backfill.ParseTableName(c.Name)
 	if err != nil {
 		return err
 	}
@@ -310,7 +310,7 @@ func (db *DB) CompareRows(ctx context.Context, c Compared, leaves []proof.Leaf, 
 		if at.Position < upTo {
 			return ErrNotThere
 		}
-		t, err := describe(ctx, tx, c.Table)
+		t, err := describeRelation(ctx, tx, c.Relation)
 		if err != nil {
 			return err
 		}
@@ -424,8 +424,8 @@ type Found struct {
 }
 
 // Find reads how a table is made.
-func (db *DB) Find(ctx context.Context, table string) (f Found, err error) {
-	_, err = db.read(ctx, table, func(tx pgx.Tx, d *Table) error {
+func (db *DB) Find(ctx context.Context, r Relation) (f Found, err error) {
+	_, err = db.read(ctx, r, func(tx pgx.Tx, d *Table) error {
 		f.Table = d
 		rows, err := tx.Query(ctx, `
 			WITH RECURSIVE base AS (
@@ -441,7 +441,7 @@ func (db *DB) Find(ctx context.Context, table string) (f Found, err error) {
 			                      ELSE concat_ws(' ', c.collprovider, c.collcollate, coalesce(to_jsonb(c) ->> 'colllocale', to_jsonb(c) ->> 'colliculocale'), c.collisdeterministic, pg_collation_actual_version(c.oid)) END END
 			  FROM base b JOIN pg_type t ON t.oid = b.typ AND t.typtype <> 'd'
 			  LEFT JOIN pg_collation c ON c.oid = b.attcollation CROSS JOIN pg_database d
-			 WHERE d.datname = current_database() ORDER BY b.n`, d.OID, d.Layout.Key)
+			 WHERE d.datname = current_database() ORDER BY b.n`, d.OID, d.Own.Key)
 		if err != nil {
 			return err
 		}

@@ -20,9 +20,9 @@ type Count struct {
 // Count counts a table exactly, or, when that takes longer than limit, estimates
 // it from the planner's statistics and says so. captured asks for an audit of the
 // table's triggers too.
-func (db *DB) Count(ctx context.Context, name string, captured bool, limit time.Duration) (c Count, err error) {
+func (db *DB) Count(ctx context.Context, r Relation, captured bool, limit time.Duration) (c Count, err error) {
 	err = db.in(ctx, reading, func(tx pgx.Tx) error {
-		if c.Table, err = describe(ctx, tx, name); err != nil || c.Table.Problem != "" {
+		if c.Table, err = describeRelation(ctx, tx, r); err != nil || c.Table.Problem != "" {
 			return err
 		}
 		if captured {

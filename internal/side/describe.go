@@ -19,9 +19,10 @@ type Table struct {
 	SQL        string // the name quoted
 	OID        uint32
 	Layout     *row.Layout
-	Partitions []string // quoted names of all partitions at all levels
-	Ancestors  []string // quoted names of the tables it is a partition of
-	Ruled      bool     // it has rules for INSERT or UPDATE
+	Own        *row.Layout // as the table has it, where a mapping makes another of it
+	Partitions []string    // quoted names of all partitions at all levels
+	Ancestors  []string    // quoted names of the tables it is a partition of
+	Ruled      bool        // it has rules for INSERT or UPDATE
 	// Shape changes when rows may have changed, come or gone without an event of
 	// theirs: a column was altered, a partition attached or detached, the table replaced.
 	Shape   string
@@ -43,11 +44,12 @@ func (t *Table) Unfit(c backfill.Table, side string, all []backfill.Table) strin
 	}
 	// The one that was configured first stays.
 	for _, other := range all {
-		if other.ID < c.ID && slices.Contains(t.Ancestors, other.Name) {
-			return fmt.Sprintf("%s is a partition of %s, which is configured and sends the rows of all its partitions", t.Name, other.Name)
+		name := other.Relation(side)
+		if other.ID < c.ID && slices.Contains(t.Ancestors, name) {
+			return fmt.Sprintf("%s is a partition of %s, which is configured and sends the rows of all its partitions", t.Name, name)
 		}
-		if other.ID < c.ID && slices.Contains(t.Partitions, other.Name) {
-			return fmt.Sprintf("%s, a partition of %s, is configured: remove it first, the whole table sends its rows", other.Name, t.Name)
+		if other.ID < c.ID && slices.Contains(t.Partitions, name) {
+			return fmt.Sprintf("%s, a partition of %s, is configured: remove it first, the whole table sends its rows", name, t.Name)
 		}
 	}
 	if len(t.Ancestors) > 0 && c.Captures(side) {
@@ -68,6 +70,11 @@ func (db *DB) Describe(ctx context.Context, name string) (t *Table, err error) {
 }
 
 func describe(ctx context.Context, tx pgx.Tx, name string) (*Table, error) {
+	return describeKeyed(ctx, tx, name, nil)
+}
+
+// describeKeyed describes a table whose key are those columns, nil for the one it has.
+func describeKeyed(ctx context.Context, tx pgx.Tx, name string, columns []string) (*Table, error) {
 	parsed, err := backfill.ParseTableName(name)
 	if err != nil {
 		return nil, err
@@ -124,9 +131,14 @@ func describe(ctx context.Context, tx pgx.Tx, name string) (*Table, error) {
 	if t.Layout, err = layout(ctx, tx, t.OID); err != nil {
 		return nil, err
 	}
-	unusable, err := key(ctx, tx, t.OID, t.Layout)
+	t.Own = t.Layout
+	unusable, err := key(ctx, tx, t.OID, t.Layout, columns)
 	if err != nil {
 		return nil, err
+	}
+	if t.Layout.Key == nil && columns != nil {
+		t.Problem = fmt.Sprintf("%s has no usable key (%s)%s: add a unique index over these columns, NOT NULL, that is neither partial nor deferrable", parsed, strings.Join(columns, ", "), unusable)
+		return t, nil
 	}
 	if t.Layout.Key == nil {
 		t.Problem = fmt.Sprintf("%s has no usable key%s: add a primary key, or a unique index over NOT NULL columns that is neither partial, deferrable nor over expressions or reg* types", parsed, unusable)
@@ -190,9 +202,10 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 	return &l, err
 }
 
-// key finds the key of a table for its layout, whose Key stays nil when there is
-// none; unusable then says what keeps each unique index from being one.
-func key(ctx context.Context, tx pgx.Tx, oid uint32, l *row.Layout) (unusable string, err error) {
+// key finds the key of a table for its layout, over the columns wanted, if any: Key
+// stays nil when there is none; unusable then says what keeps each unique index from
+// being one.
+func key(ctx context.Context, tx pgx.Tx, oid uint32, l *row.Layout, wanted []string) (unusable string, err error) {
 	// A column's equality must be the index's own: else two rows that the index tells
 	// apart could be one key, and a walk would skip one of them.
 	rows, err := tx.Query(ctx, `
@@ -213,15 +226,18 @@ func key(ctx context.Context, tx pgx.Tx, oid uint32, l *row.Layout) (unusable st
 		                                   JOIN pg_amop y ON y.amopfamily = x.opcfamily AND y.amopstrategy = 3 AND y.amopopr = m.amopopr WHERE o.opcdefault)
 		                THEN 'has column %1$I with an equality that is not its type''s' END, a.attname) AS why
 		         FROM generate_series(0, i.indnkeyatts - 1) k JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k]
-		        ORDER BY why LIMIT 1) END, '')
+		        ORDER BY why LIMIT 1) END, ''),
+		       ARRAY(SELECT a.attname::text FROM generate_series(0, i.indnkeyatts - 1) k JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k] ORDER BY 1)
 		  FROM pg_index i WHERE i.indrelid = $1::oid AND i.indisunique ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid`, oid)
 	if err != nil {
 		return "", err
 	}
 	var index, best uint32
 	var name, why string
-	_, err = pgx.ForEachRow(rows, []any{&index, &name, &why}, func() error {
+	var columns []string
+	_, err = pgx.ForEachRow(rows, []any{&index, &name, &why, &columns}, func() error {
 		switch {
+		case wanted != nil && !slices.Equal(columns, slices.Sorted(slices.Values(wanted))):
 		case why != "":
 			unusable += "; " + name + " " + why
 		case best == 0:
@@ -266,6 +282,9 @@ func key(ctx context.Context, tx pgx.Tx, oid uint32, l *row.Layout) (unusable st
 		}
 		return nil
 	})
+	if wanted != nil {
+		l.Key = wanted
+	}
 	return "", err
 }
 
@@ -279,7 +298,9 @@ func KeyTypes(l *row.Layout) []string {
 }
 
 // Relations is the table and its partitions, quoted.
-func (t *Table) Relations() []string { return append([]string{t.SQL}, t.Partitions...) }
+func (t *Table) Relations() []string {
+	return append([]string{row.Ident(t.Name.Schema, t.Name.Name)}, t.Partitions...)
+}
 
 // ProposeOrder sorts tables so that parents come before children by the foreign
 // keys between them; tables of a cycle keep the order given.

@@ -216,7 +216,7 @@ func (b *batch) syncs(ctx context.Context, oid uint32) (bool, error) {
 		var names []string
 		for _, t := range b.tables {
 			if t.Active && t.Delete && len(t.CapturedFrom) > 0 && !t.Captures(b.db.Side) {
-				names = append(names, t.Name)
+				names = append(names, t.Relation(b.db.Side))
 			}
 		}
 		rows, err := b.tx.Query(ctx, `SELECT to_regclass(name)::oid FROM unnest($1::text[]) name WHERE to_regclass(name) IS NOT NULL`, names)

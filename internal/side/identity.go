@@ -72,6 +72,9 @@ const identitySQL = `
 	SELECT (SELECT system_identifier::text FROM pg_control_system()),
 	       CASE WHEN pg_is_in_recovery() THEN '' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END`
 
+// ShareDatabase says that both sides of the site are in one database.
+func (db *DB) ShareDatabase() { db.shared.Store(true) }
+
 // Apart fails when the database holds what was set up for the other side of the site.
 func (db *DB) Apart(ctx context.Context) error {
 	return db.in(ctx, reading, func(tx pgx.Tx) error {
@@ -91,7 +94,7 @@ func (db *DB) apart(ctx context.Context, tx pgx.Tx) (setUp bool, others []string
 		return false, nil, err
 	}
 	for _, l := range others {
-		if name, ok := strings.CutPrefix(l, label(db.Site, "")); ok {
+		if name, ok := strings.CutPrefix(l, label(db.Site, "")); ok && !db.shared.Load() {
 			return false, nil, backfill.Errorf(backfill.Refused,
 				"the database %s given for side %s holds what was set up for side %s of the same site: a site needs two databases, so check the connection string; if it is a copy of that database, first run there: DROP SCHEMA %s CASCADE",
 				db.Where(), db.Side, name, row.Ident(SchemaName(db.Site, name)))

@@ -15,7 +15,7 @@ import (
 // are on the source, and the snapshot it was read under. The table must still have
 // the layout and shape given. A leaf without rows says that there are no more.
 func (db *DB) NextLeaf(ctx context.Context, table string, l *row.Layout, shape string, after, last backfill.Key, rows int) (leaf proof.Leaf, snapshot string, err error) {
-	_, err = db.read(ctx, table, func(tx pgx.Tx, t *Table) error {
+	_, err = db.read(ctx, Relation{Name: table}, func(tx pgx.Tx, t *Table) error {
 		if err := t.unchanged(l, shape); err != nil {
 			return err
 		}

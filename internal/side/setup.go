@@ -49,22 +49,27 @@ func (db *DB) SetupSteps(ctx context.Context, tables []backfill.Table, role stri
 	steps := []Step{{fmt.Sprintf("Schema of side %s of site %s: outbox, position, held rows", db.Side, db.Site), db.baseSQL(role)}}
 	var captured []*Table
 	for _, t := range tables {
-		d, err := db.Describe(ctx, t.Name)
+		name := t.Relation(db.Side)
+		d, err := db.Describe(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		if problem := d.Unfit(t, db.Side, tables); problem != "" {
 			return nil, backfill.Errorf(backfill.Refused, "side %s: %s", db.Side, problem)
 		}
-		if t.Captures(db.Side) {
+		if !t.Captures(db.Side) {
+			steps = append(steps, Step{"Rights on " + name, grantSQL(d, role)})
+			continue
+		}
+		// A table that is mapped to several is captured once.
+		if !slices.ContainsFunc(captured, func(c *Table) bool { return c.Name == d.Name }) {
 			mark, err := db.repairSQL(ctx, d)
 			if err != nil {
 				return nil, err
 			}
 			captured = append(captured, d)
-			steps = append(steps, Step{"Capture of " + t.Name, db.captureSQL(d, role) + mark})
+			steps = append(steps, Step{"Capture of " + name, db.captureSQL(d, role) + mark}, Step{"Rights on " + name, grantSQL(d, role)})
 		}
-		steps = append(steps, Step{"Rights on " + t.Name, grantSQL(d, role)})
 	}
 	stale, err := db.staleCapture(ctx, captured)
 	if err != nil {

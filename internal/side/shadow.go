@@ -52,53 +52,42 @@ func (db *DB) Served(ctx context.Context, c Compared, reads []Read) ([]Served, e
 }
 
 func (db *DB) served(ctx context.Context, c Compared, reads []Read) (out []Served, err error) {
-	parsed, err := backfill.ParseTableName(c.Table)
+	parsed, err := backfill.ParseTableName(c.Name)
 	if err != nil {
 		return nil, err
-	}
-	type line struct {
-		N      int64        `json:"n"`
-		Key    backfill.Key `json:"key"`
-		Values []*string    `json:"values"`
-	}
-	lines := make([]line, len(reads))
-	for i, r := range reads {
-		if len(r.Key) != len(c.Layout.Key) {
-			return nil, backfill.Errorf(backfill.Invalid, "a key of %s has %d values: (%s)", c.Table, len(c.Layout.Key), strings.Join(c.Layout.Key, ", "))
-		}
-		lines[i] = line{r.N, r.Key, make([]*string, len(c.Layout.Columns))}
-		for j, column := range c.Layout.Columns {
-			lines[i].Values[j] = r.Values[column.Name]
-			if k := slices.Index(c.Layout.Key, column.Name); k >= 0 {
-				lines[i].Values[j] = &r.Key[k]
-			}
-		}
-	}
-	text, err := json.Marshal(lines)
-	if err != nil {
-		return nil, err
-	}
-	values := c.Layout.ValuesFrom(`r."values"`)
-	for i, name := range c.Layout.Names() {
-		values[i] += " AS " + name
 	}
 	err = db.in(ctx, reading, func(tx pgx.Tx) error {
 		if err := lock(ctx, tx, row.Ident(parsed.Schema, parsed.Name)); err != nil {
 			return err
 		}
-		t, err := describe(ctx, tx, c.Table)
+		t, err := describeRelation(ctx, tx, c.Relation)
 		if err != nil {
 			return err
 		}
+		if t.Problem != "" {
+			return fmt.Errorf("%w: %s", ErrLayout, t.Problem)
+		}
 		if err := t.unchangedSince(c.Layout, c.Shape, "the reconciliation began"); err != nil {
 			return err
+		}
+		text, err := t.readsAsJSON(reads)
+		if err != nil {
+			return err
+		}
+		values := t.Own.ValuesFrom(`r."values"`)
+		for i, name := range t.Own.Names() {
+			values[i] += " AS " + name
+		}
+		served := "(SELECT " + strings.Join(values, ", ") + ")"
+		if c.Made != nil {
+			served = c.Made.OfRow(strings.Join(values, ", "))
 		}
 		rows, err := tx.Query(ctx, fmt.Sprintf(`
 			SELECT r.n, CASE WHEN live.tableoid IS NOT NULL THEN %s ELSE %s END, %s
 			  FROM (SELECT (l->>'n')::bigint AS n, ARRAY(SELECT json_array_elements_text(l->'key')) AS key, ARRAY(SELECT json_array_elements_text(l->'values')) AS "values"
 			          FROM json_array_elements(%s) l OFFSET 0) r
-			 CROSS JOIN LATERAL (SELECT %s) t LEFT JOIN %s live ON %s`,
-			t.Layout.KeyText("live"), t.Layout.KeyText("t"), c.Rows, row.Literal(string(text)), strings.Join(values, ", "), t.SQL, t.Layout.KeyEquals("live", "r.key")))
+			 CROSS JOIN LATERAL %s t LEFT JOIN %s live ON %s`,
+			t.Layout.KeyText("live"), t.Layout.KeyText("t"), c.Rows, row.Literal(text), served, t.SQL, t.Layout.KeyEquals("live", "r.key")))
 		if err != nil {
 			return err
 		}
@@ -106,6 +95,30 @@ func (db *DB) served(ctx context.Context, c Compared, reads []Read) (out []Serve
 		return err
 	})
 	return out, err
+}
+
+// readsAsJSON lists reads with their values in the order of the table's columns.
+func (t *Table) readsAsJSON(reads []Read) (string, error) {
+	type line struct {
+		N      int64        `json:"n"`
+		Key    backfill.Key `json:"key"`
+		Values []*string    `json:"values"`
+	}
+	lines := make([]line, len(reads))
+	for i, r := range reads {
+		if len(r.Key) != len(t.Own.Key) {
+			return "", backfill.Errorf(backfill.Invalid, "a key of %s has %d values: (%s)", t.Name, len(t.Own.Key), strings.Join(t.Own.Key, ", "))
+		}
+		lines[i] = line{r.N, r.Key, make([]*string, len(t.Own.Columns))}
+		for j, column := range t.Own.Columns {
+			lines[i].Values[j] = r.Values[column.Name]
+			if k := slices.Index(t.Own.Key, column.Name); k >= 0 {
+				lines[i].Values[j] = &r.Key[k]
+			}
+		}
+	}
+	text, err := json.Marshal(lines)
+	return string(text), err
 }
 
 // sampleBytes is how large a row may be, about, to be sampled.

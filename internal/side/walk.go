@@ -41,7 +41,7 @@ type Page struct {
 // for an empty table, with the layout and the snapshot of that moment, and up to
 // which of the other side's changes all have been seen here.
 func (db *DB) Frozen(ctx context.Context, table string) (t *Table, upper backfill.Key, snapshot string, seen int64, err error) {
-	_, err = db.read(ctx, table, func(tx pgx.Tx, d *Table) error {
+	_, err = db.read(ctx, Relation{Name: table}, func(tx pgx.Tx, d *Table) error {
 		t = d
 		err := tx.QueryRow(ctx, `SELECT pg_current_snapshot()::text, (SELECT `+d.Layout.KeyText("t")+` FROM `+d.SQL+` t ORDER BY `+descending(d.Layout)+` LIMIT 1), `+db.seen()).
 			Scan(&snapshot, &upper, &seen)
@@ -57,7 +57,7 @@ func descending(l *row.Layout) string {
 // Unchanged fails with ErrLayout unless a table still has the layout and the shape
 // it had when a walk began.
 func (db *DB) Unchanged(ctx context.Context, table string, l *row.Layout, shape string) error {
-	_, err := db.read(ctx, table, func(_ pgx.Tx, t *Table) error { return t.unchanged(l, shape) })
+	_, err := db.read(ctx, Relation{Name: table}, func(_ pgx.Tx, t *Table) error { return t.unchanged(l, shape) })
 	return err
 }
 
@@ -80,8 +80,8 @@ func (t *Table) unchangedSince(l *row.Layout, shape, when string) error {
 // its shape before the snapshot, and described as it is. When it returns without
 // error, no crash of the server can take back what fn has read; reads is the number
 // of that read.
-func (db *DB) read(ctx context.Context, table string, fn func(pgx.Tx, *Table) error) (reads int64, err error) {
-	parsed, err := backfill.ParseTableName(table)
+func (db *DB) read(ctx context.Context, r Relation, fn func(pgx.Tx, *Table) error) (reads int64, err error) {
+	parsed, err := backfill.ParseTableName(r.Name)
 	if err != nil {
 		return 0, err
 	}
@@ -93,7 +93,7 @@ func (db *DB) read(ctx context.Context, table string, fn func(pgx.Tx, *Table) er
 		if err := db.same(ctx, tx, as); err != nil {
 			return err
 		}
-		t, err := describe(ctx, tx, table)
+		t, err := describeRelation(ctx, tx, r)
 		if err != nil {
 			return err
 		}
@@ -117,7 +117,7 @@ func (db *DB) read(ctx context.Context, table string, fn func(pgx.Tx, *Table) er
 // The rows are ordered by the key columns themselves: an output column named id
 // holding id::text would sort by text.
 func (db *DB) CopyPage(ctx context.Context, p Page, w io.Writer) (reads int64, err error) {
-	return db.read(ctx, p.Table, func(tx pgx.Tx, t *Table) error {
+	return db.read(ctx, Relation{Name: p.Table}, func(tx pgx.Tx, t *Table) error {
 		if err := t.unchanged(p.Layout, p.Shape); err != nil {
 			return err
 		}

@@ -73,7 +73,13 @@ func NewPairIn(t testing.TB, at Places, source, receiver string, tables ...strin
 	Exec(t, p.R, receiver)
 	p.From, p.To = OpenSide(t, Source, p.SourceDSN), OpenSide(t, Receiver, p.ReceiverDSN)
 	ctx := t.Context()
-	require.NoError(t, p.Store.CreateSite(ctx, "test", Site, [2]string{Source, Receiver}))
+	create := p.Store.CreateSite
+	if at.Source == at.Receiver {
+		create = p.Store.CreateSiteInOne
+		p.From.ShareDatabase()
+		p.To.ShareDatabase()
+	}
+	require.NoError(t, create(ctx, "test", Site, [2]string{Source, Receiver}))
 	for i, name := range tables {
 		order := (i + 1) * 10
 		p.Configure(name, control.TableChange{CapturedFrom: []string{Source}, ApplyOrder: &order})

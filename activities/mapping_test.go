@@ -1,0 +1,362 @@
+package activities
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+	"backfill/internal/side"
+	"backfill/internal/testkit"
+)
+
+// try checks a mapping against both sides, each agent in its turn.
+func (w *world) try(table string, m backfill.Mapping) *control.MappingTrial {
+	w.Helper()
+	ctx := w.Context()
+	require.NoError(w, m.Check())
+	id, err := w.Store.StartTrial(ctx, control.MappingTrial{Site: testkit.Site, Source: testkit.Source, Receiver: testkit.Receiver,
+		From: m.SourceOf(table), To: m.TargetOf(table), Mapping: m, Sample: 10})
+	require.NoError(w, err)
+	for range 2 {
+		require.NoError(w, w.from.TryMappings(ctx))
+		require.NoError(w, w.to.TryMappings(ctx))
+	}
+	t, err := w.Store.Trial(ctx, id)
+	require.NoError(w, err)
+	require.True(w, t.Done(), "%+v", t)
+	require.NoError(w, w.Store.EndTrial(ctx, id))
+	return t
+}
+
+// remap sets a table's mapping.
+func (w *world) remap(table string, m backfill.Mapping) {
+	w.Helper()
+	t := w.try(table, m)
+	require.Empty(w, t.Fields)
+	w.Configure(table, control.TableChange{CapturedFrom: []string{testkit.Source}, Mapping: &m, Made: t.Made})
+	w.Setup()
+	w.count()
+}
+
+// people is a table whose receiver has another shape.
+const people = `CREATE TABLE users (id int PRIMARY KEY, name text NOT NULL, born date, legacy boolean, score numeric)`
+
+const peopleThere = `
+	CREATE SCHEMA shop;
+	CREATE TABLE shop.people (nr bigint PRIMARY KEY, first_name text NOT NULL, last_name text NOT NULL, grade varchar(3), points numeric(6,1), since date DEFAULT '2000-01-01', kind text NOT NULL)`
+
+func peopleMapping() backfill.Mapping {
+	return backfill.Mapping{Target: "shop.people", Drop: []string{"legacy", "born"}, Columns: map[string]string{
+		"nr": "id", "first_name": "split_part(name, ' ', 1)", "last_name": "nullif(regexp_replace(name, '^\\S+\\s*', ''), '')",
+		"points": "score", "grade": "CASE WHEN score > 90 THEN 'A' ELSE 'B' END", "kind": "'person'"}}
+}
+
+func peopleWorld(t *testing.T, rows int) *world {
+	t.Helper()
+	t.Parallel()
+	w := worldOf(testkit.NewPairOf(t, people+fmt.Sprintf(`; INSERT INTO users SELECT n, 'Ann van ' || n, '1990-01-01', true, n FROM generate_series(1, %d) n`, rows), peopleThere), small(10))
+	w.remap("public.users", peopleMapping())
+	return w
+}
+
+func (w *world) people() []string {
+	w.Helper()
+	return testkit.Strings(w, w.R, `SELECT concat_ws('|', nr, first_name, last_name, grade, points, since, kind) FROM shop.people ORDER BY nr`)
+}
+
+// shaped fails unless the receiver holds what the mapping makes of each row.
+func (w *world) shaped() {
+	w.Helper()
+	want := testkit.Strings(w, w.S, `
+		SELECT concat_ws('|', id, split_part(name, ' ', 1), regexp_replace(name, '^\S+\s*', ''), CASE WHEN score > 90 THEN 'A' ELSE 'B' END, score::numeric(6,1), '2000-01-01', 'person') FROM users ORDER BY id`)
+	require.Equal(w, want, w.people())
+}
+
+func TestAReceiverOfAnotherShape(t *testing.T) {
+	w := peopleWorld(t, 95)
+	r := w.Request("public.users")
+	w.walk(r.ID)
+	// Live changes are mapped as well, also while the walk's rows wait.
+	w.onSource(`UPDATE users SET name = 'Bob Odd' WHERE id = 7; DELETE FROM users WHERE id = 8; INSERT INTO users VALUES (200, 'Zed New', NULL, NULL, 91.25); UPDATE users SET id = 300 WHERE id = 9`)
+	w.drain()
+	require.Equal(t, []string{"7|Bob|Odd|B|7.0|2000-01-01|person", "200|Zed|New|A|91.3|2000-01-01|person", "300|Ann|van 9|B|9.0|2000-01-01|person"}, w.people())
+	w.onReceiver(`INSERT INTO shop.people VALUES (10, 'Ann', 'van 10', 'B', 10, DEFAULT, 'person'), (11, 'Eve', 'van 11', 'B', 11, DEFAULT, 'person')`)
+	w.classify(r.ID)
+	rows, err := w.Store.StagedRows(t.Context(), r.ID, "", 0, 1000)
+	require.NoError(t, err)
+	effects := map[backfill.Effect]int{}
+	for _, x := range rows {
+		effects[x.Effect]++
+		require.Len(t, x.Result, 6)
+		require.Equal(t, x.Key[0], *x.Result[0])
+		if x.Key[0] == "11" {
+			require.Equal(t, "Eve", *x.Receiver[1])
+			require.Equal(t, "Ann", *x.Result[1])
+			require.Equal(t, "Ann van 11", *x.Row[1], "the source's row is there too")
+		}
+	}
+	require.Equal(t, map[backfill.Effect]int{backfill.Insert: 92, backfill.Overwrite: 3}, effects)
+	w.Approve(r.ID)
+	w.release(r.ID, 50)
+	w.drain()
+	w.shaped()
+	require.Empty(t, w.setAside())
+
+	run := w.reconcile("public.users")
+	require.Equal(t, "EQUAL", run.Verdict)
+	require.EqualValues(t, 95, run.Counts.Rows)
+
+	// One wrong value, one row missing, one too many.
+	w.onReceiver(`UPDATE shop.people SET last_name = 'x' WHERE nr = 20; DELETE FROM shop.people WHERE nr = 21; INSERT INTO shop.people VALUES (1000, 'a', 'b', 'A', 1, DEFAULT, 'person')`)
+	run = w.reconcile("public.users")
+	require.Equal(t, "DIFFERENT", run.Verdict)
+	require.Equal(t, []string{"different 20 last_name", "missing 21", "surplus 1000"}, w.differences(run))
+	w.onReceiver(`DELETE FROM shop.people WHERE nr = 1000`)
+
+	// The differences are walked alone.
+	d, err := w.Store.CreateRequest(t.Context(), control.NewRequest{Direction: w.Out.ID, TableID: w.Tables["public.users"].ID, Mode: backfill.ModeDifferences, Proof: run.ID, By: "test"})
+	require.NoError(t, err)
+	w.walk(d.ID)
+	require.Equal(t, []string{"20", "21"}, w.staged(d.ID))
+	w.classify(d.ID)
+	w.Approve(d.ID)
+	w.release(d.ID, 50)
+	w.drain()
+	w.shaped()
+	require.Equal(t, "EQUAL", w.reconcile("public.users").Verdict)
+
+	w.onSource(`TRUNCATE users`)
+	w.drain()
+	require.Empty(t, w.people())
+}
+
+// A row of which nothing can be made is quarantined as it was sent, with PostgreSQL's
+// words, and a later mapping makes something of it.
+func TestARowThatAMappingCannotMake(t *testing.T) {
+	w := peopleWorld(t, 0)
+	m := peopleMapping()
+	m.Columns["points"] = "100 / (score - 13)"
+	w.remap("public.users", m)
+	w.onSource(`INSERT INTO users SELECT n, 'Ann van ' || n, NULL, NULL, n FROM generate_series(1, 30) n; INSERT INTO users VALUES (40, 'Cher', NULL, NULL, 1), (41, 'Ann B', NULL, NULL, 13.001)`)
+	r := w.Request("public.users")
+	w.walk(r.ID)
+	w.classify(r.ID)
+	rows, err := w.Store.StagedRows(t.Context(), r.ID, backfill.Unknown, 0, 1000)
+	require.NoError(t, err)
+	require.Len(t, rows, 2)
+	require.Equal(t, backfill.Key{"13"}, rows[0].Key)
+	require.Equal(t, "division by zero", rows[0].Problem)
+	require.Contains(t, rows[1].Problem, "numeric field overflow")
+	require.Nil(t, rows[0].Result)
+
+	w.drain()
+	require.Len(t, w.people(), 29)
+	aside := w.setAside()
+	require.Len(t, aside, 3)
+	for i, part := range []string{"quarantined (13): division by zero", `quarantined (40): null value in column "last_name"`, "quarantined (41): numeric field overflow"} {
+		require.Contains(t, aside[i], part)
+	}
+	require.Equal(t, "{13,\"Ann van 13\",NULL,NULL,13}", testkit.Value[string](t, w.R, `SELECT "row"::text FROM backfill_maple_central.held WHERE key = '{13}'`), "as it was sent")
+	// A comparison that cannot be made is never called equal.
+	require.Error(t, w.tryJudge(w.newRun("public.users", control.NewReconciliation{})))
+
+	m = peopleMapping()
+	m.Columns["last_name"] = "coalesce(nullif(regexp_replace(name, '^\\S+\\s*', ''), ''), '-')"
+	w.remap("public.users", m)
+	w.retryAll()
+	require.Empty(t, w.setAside())
+	require.Contains(t, w.people(), "40|Cher|-|B|1.0|2000-01-01|person")
+	require.Contains(t, w.people(), "13|Ann|van 13|B|13.0|2000-01-01|person")
+}
+
+// A mapping is refused with a reason for everything that is wrong with it, and nothing
+// that was given is run.
+func TestMappingsThatCannotBeUsed(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPairOf(t, people+`;
+		CREATE FUNCTION here(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1'; CREATE FUNCTION same(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1';
+		CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TABLE moods (id int PRIMARY KEY, m mood); CREATE TABLE two (a int, b int, v text, PRIMARY KEY (a, b))`,
+		peopleThere+`; CREATE FUNCTION same(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1'; CREATE FUNCTION there(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1';
+		CREATE TABLE moods (id int PRIMARY KEY, m text); CREATE TABLE two (x int NOT NULL, y int NOT NULL, v text, nr int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, UNIQUE (y, x))`), Settings{})
+	w.onSource(`INSERT INTO users VALUES (1, 'Ann B', NULL, NULL, 1)`)
+	for _, c := range []struct{ column, expr, field, says string }{
+		{"kind", "id / 0", "", ""}, // which rows it fails for is seen by trying it
+		{"kind", "public.same(name)", "", ""},
+		{"kind", "now()::text", "columns.kind", "not immutable"},
+		{"kind", "random()::text", "columns.kind", "not immutable"},
+		{"kind", "(SELECT rolname FROM pg_authid LIMIT 1)", "columns.kind", "cannot use subquery"},
+		{"kind", "max(name)", "columns.kind", "aggregate functions are not allowed"},
+		{"kind", "public.here(name)", "columns.kind", "on central: function public.here(text) does not exist"},
+		{"kind", "public.there(name)", "columns.kind", "on school: function public.there(text) does not exist"},
+		{"kind", "same(name)", "columns.kind", "need their schema"},
+		{"kind", "nam", "columns.kind", `column "nam" does not exist`},
+		{"kind", "name; DROP TABLE users", "columns.kind", "; is not allowed"},
+		{"kind", "name) STORED, ADD COLUMN evil int DEFAULT (1", "columns.kind", "brackets do not match"},
+		{"kind", "name -- comment", "columns.kind", "comments are not allowed"},
+		{"kind", "$1", "columns.kind", "no parameter $1"},
+		{"kind", "name AS x", "columns.kind", "syntax error"},
+		{"kind", "name, id", "columns.kind", "on central:"},
+		{"kind", "default", "columns.kind", "no default"},
+		{"kind", "", "columns.kind", "give the expression"},
+		{"points", "name", "columns.points", "the column is of type numeric"},
+		{"nope", "name", "columns.nope", "has no column nope"},
+		{"nr", "id + 1", "key", "column id of the source's key"},
+	} {
+		m := peopleMapping()
+		m.Columns[c.column] = c.expr
+		err := m.Check()
+		if err == nil {
+			if trial := w.try("public.users", m); len(trial.Fields) > 0 {
+				err = backfill.Unfit(trial.Fields)
+			}
+		}
+		if c.field == "" {
+			require.NoError(t, err, c.expr)
+			continue
+		}
+		require.Error(t, err, c.expr)
+		require.Contains(t, err.Error(), "mapping."+c.field+": ", c.expr)
+		require.Contains(t, err.Error(), c.says, c.expr)
+	}
+	for _, c := range []struct {
+		change func(*backfill.Mapping)
+		says   string
+	}{
+		{func(m *backfill.Mapping) { delete(m.Columns, "kind") }, "mapping.columns.kind: nothing makes it"},
+		{func(m *backfill.Mapping) { m.Drop = []string{"born"} }, "mapping.drop: column legacy of the source goes nowhere"},
+		{func(m *backfill.Mapping) { m.Drop = append(m.Drop, "score") }, "mapping.drop: column score is used"},
+		{func(m *backfill.Mapping) { m.Drop = append(m.Drop, "nope") }, "mapping.drop: the source has no column nope"},
+		{func(m *backfill.Mapping) { m.Target = "shop.none" }, "mapping.target: side central: there is no table shop.none"},
+		{func(m *backfill.Mapping) { m.Source = "public.none" }, "mapping.source: side school: there is no table public.none"},
+		{func(m *backfill.Mapping) { m.Key = []string{"first_name"} }, "mapping.key: no column of it is column id"},
+		{func(m *backfill.Mapping) { m.Key = []string{"nr", "kind"} }, "mapping.key: it has more columns"},
+	} {
+		m := peopleMapping()
+		c.change(&m)
+		trial := w.try("public.users", m)
+		require.NotEmpty(t, trial.Fields, c.says)
+		require.Contains(t, backfill.Unfit(trial.Fields).Error(), c.says)
+	}
+	require.Contains(t, backfill.Unfit(w.try("public.moods", backfill.Mapping{Columns: map[string]string{"m": "upper(m::text)"}}).Fields).Error(),
+		"the type public.mood of the source's column m does not exist on central")
+
+	// A key in another order, under other names, that is not the target's primary key.
+	two := w.try("public.two", backfill.Mapping{Columns: map[string]string{"x": "a", "y": "b"}})
+	require.Empty(t, two.Fields)
+	require.Equal(t, []string{"x", "y"}, two.Made.Key)
+	w.onReceiver(`ALTER TABLE two DROP CONSTRAINT two_y_x_key`)
+	require.Contains(t, backfill.Unfit(w.try("public.two", backfill.Mapping{Columns: map[string]string{"x": "a", "y": "b"}}).Fields).Error(), "has no usable key (x, y)")
+
+	// What an expression cannot do for some rows is seen on the sample.
+	m := peopleMapping()
+	m.Columns["points"] = "1 / (score - 1)"
+	var tried []side.TrialRow
+	require.NoError(t, json.Unmarshal(w.try("public.users", m).Rows, &tried))
+	require.Len(t, tried, 1)
+	require.Equal(t, "division by zero", tried[0].Problem)
+	require.Zero(t, testkit.Value[int](t, w.R, `SELECT count(*) FROM pg_class WHERE relname = 'source'`), "nothing stays")
+}
+
+// Another mapping ends what was read and proven under the one before, and offers a backfill.
+func TestAnotherMappingClosesNothingSilently(t *testing.T) {
+	w := peopleWorld(t, 30)
+	r := w.Request("public.users")
+	w.walk(r.ID)
+	w.classify(r.ID)
+	m := peopleMapping()
+	m.Columns["kind"] = "'someone'"
+	w.remap("public.users", m)
+	now := w.Now(r.ID)
+	require.Equal(t, backfill.Failed, now.State)
+	require.Contains(t, now.Reason, "mapping of the table was changed to version 2")
+	p, err := w.Store.Panel(t.Context(), testkit.Site, "public.users", testkit.Source)
+	require.NoError(t, err)
+	require.True(t, p.CanRequest(), "%+v", p.Conditions(false))
+	require.Contains(t, p.Source.Gap, "mapping")
+
+	r = w.Request("public.users")
+	w.walk(r.ID)
+	w.Approve(r.ID)
+	w.release(r.ID, 100)
+	w.drain()
+	require.Equal(t, "EQUAL", w.reconcile("public.users").Verdict)
+	id := w.newRun("public.users", control.NewReconciliation{})
+	w.remap("public.users", m) // the same again changes nothing
+	require.Equal(t, 2, w.Tables["public.users"].Version)
+	run, err := w.Store.Run(t.Context(), id)
+	require.NoError(t, err)
+	require.True(t, run.State.Open())
+	w.remap("public.users", peopleMapping())
+	run, err = w.Store.Run(t.Context(), id)
+	require.NoError(t, err)
+	require.False(t, run.State.Open())
+	require.Equal(t, "DIFFERENT", w.reconcile("public.users").Verdict)
+	// It would be read the other way round.
+	_, err = w.Store.PutTable(t.Context(), "test", testkit.Site, "public.users", control.TableChange{CapturedFrom: []string{testkit.Receiver}})
+	require.ErrorContains(t, err, "it makes rows of school")
+	_, err = w.Store.PutTable(t.Context(), "test", testkit.Site, "public.users", control.TableChange{CapturedFrom: []string{testkit.Receiver, testkit.Source}, Conflict: ptr("quarantine")})
+	require.ErrorContains(t, err, "mapping")
+}
+
+// One table of the source feeds two of the receiver, which are schemas of one database:
+// expand and contract, with the triggers as the dual write.
+func TestOneTableFeedsTwoInOneDatabase(t *testing.T) {
+	t.Parallel()
+	dsn := testkit.Database(t)
+	p := testkit.NewPairIn(t, testkit.Places{Source: dsn, Receiver: dsn}, people+`; INSERT INTO users SELECT n, 'Ann van ' || n, '1990-01-01', true, n FROM generate_series(1, 25) n`,
+		peopleThere+`; CREATE TABLE shop.births (nr int PRIMARY KEY, born date, year int)`)
+	w := worldOf(p, small(10))
+	w.remap("public.users", peopleMapping())
+	w.remap("shop.births", backfill.Mapping{Source: "public.users", Columns: map[string]string{"nr": "id", "year": "extract(year FROM born)::int"}, Drop: []string{"name", "legacy", "score"}})
+	w.onSource(`UPDATE users SET born = '1991-05-05' WHERE id = 3; DELETE FROM users WHERE id = 4`)
+	w.drain()
+	require.Equal(t, []string{"3|1991-05-05|1991"}, testkit.Strings(t, w.R, `SELECT concat_ws('|', nr, born, year) FROM shop.births`))
+	for _, table := range []string{"public.users", "shop.births"} {
+		r := w.Request(table)
+		w.walk(r.ID)
+		w.classify(r.ID)
+		w.Approve(r.ID)
+		w.release(r.ID, 100)
+		w.drain()
+		require.Equal(t, "EQUAL", w.reconcile(table).Verdict, table)
+	}
+	w.shaped()
+	require.Equal(t, 24, testkit.Value[int](t, w.R, `SELECT count(*) FROM shop.births`))
+	w.onReceiver(`UPDATE shop.births SET year = 1 WHERE nr = 5`)
+	run := w.reconcile("shop.births")
+	require.Equal(t, []string{"different 5 year"}, w.differences(run))
+	// A repair sends the row to both tables it feeds.
+	rep := w.newRun("shop.births", control.NewReconciliation{Mode: backfill.RunRepair, Parent: run.ID})
+	stop := w.sync()
+	defer stop()
+	w.judge(rep)
+	require.Equal(t, 1990, testkit.Value[int](t, w.R, `SELECT year FROM shop.births WHERE nr = 5`))
+}
+
+// What the old path served is compared with what the mapping makes of it.
+func TestShadowReadsOfAnotherShape(t *testing.T) {
+	w := peopleWorld(t, 20)
+	r := w.Request("public.users")
+	w.walk(r.ID)
+	w.Approve(r.ID)
+	w.release(r.ID, 100)
+	w.drain()
+	stop := w.sync()
+	defer stop()
+	id := w.Tables["public.users"].ID
+	read := func(key string, columns string, values ...string) control.ShadowRead {
+		x := control.ShadowRead{TableID: id, Key: backfill.Key{key}, Found: true, Columns: strings.Split(columns, " ")}
+		for _, v := range values {
+			x.Values = append(x.Values, &v)
+		}
+		return x
+	}
+	require.Equal(t, backfill.ShadowCounts{Match: 3}, w.verdicts(read("1", "name", "Ann van 1"), read("2", "name score", "Ann van 2", "2"), read("3", "legacy", "true")))
+	w.onReceiver(`UPDATE shop.people SET last_name = 'x' WHERE nr = 1; UPDATE shop.people SET points = 0 WHERE nr = 2`)
+	require.Equal(t, backfill.ShadowCounts{Match: 1, Mismatch: 2}, w.verdicts(read("1", "name", "Ann van 1"), read("2", "score", "2"), read("3", "name", "Ann van 3")))
+}

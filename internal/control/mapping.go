@@ -1,0 +1,152 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"backfill/internal/backfill"
+	"backfill/internal/row"
+)
+
+// Mapping returns how the receiver's rows of a table are made, nil when both sides have
+// the same columns.
+func (s *Store) Mapping(ctx context.Context, tableID int32) (m *row.Mapping, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT made FROM backfill_control.table_config WHERE id = $1`, tableID).Scan(&m)
+	return m, one(err, "table %d", tableID)
+}
+
+// MappingTrial is a mapping that is checked against both sides. Each side's agent does
+// its part: first the source's tells what its table looks like, then the receiver's
+// makes of the mapping what is used, and at last the source's looks at that.
+type MappingTrial struct {
+	ID               int64
+	Site             string
+	Source, Receiver string // the sides
+	From, To         string // and their tables
+	Mapping          backfill.Mapping
+	Sample           int // how many rows it is tried on
+	Layout           *row.Layout
+	Rows             json.RawMessage // of the source as [][]*string, then as the receiver's agent writes them
+	Made             *row.Mapping
+	Fields           []backfill.FieldError // what is wrong with it; nil until that is known
+	Agreed           bool
+}
+
+// Done reports whether all is known.
+func (t *MappingTrial) Done() bool { return len(t.Fields) > 0 || t.Agreed }
+
+// StartTrial asks both agents about a mapping.
+func (s *Store) StartTrial(ctx context.Context, t MappingTrial) (id int64, err error) {
+	err = s.in(ctx, func(tx pgx.Tx) error {
+		// Those that nobody waits for any more.
+		if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.mapping_trial WHERE asked_at < clock_timestamp() - interval '10 min'`); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, `
+			INSERT INTO backfill_control.mapping_trial (site, source_side, receiver_side, source, target, mapping, sample)
+			VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING id`, t.Site, t.Source, t.Receiver, t.From, t.To, t.Mapping, t.Sample).Scan(&id); err != nil {
+			return err
+		}
+		return notifyID(ctx, tx, "mapping", id)
+	})
+	return id, err
+}
+
+const trialColumns = `id, site, source_side, receiver_side, source, target, mapping, sample, layout, rows, made, fields, agreed`
+
+func scanTrial(r pgx.CollectableRow) (t MappingTrial, err error) {
+	return t, r.Scan(&t.ID, &t.Site, &t.Source, &t.Receiver, &t.From, &t.To, &t.Mapping, &t.Sample, &t.Layout, &t.Rows, &t.Made, &t.Fields, &t.Agreed)
+}
+
+// Trial returns a trial, or NotFound.
+func (s *Store) Trial(ctx context.Context, id int64) (*MappingTrial, error) {
+	rows, err := s.pool.Query(ctx, `SELECT `+trialColumns+` FROM backfill_control.mapping_trial WHERE id = $1`, id)
+	if err != nil {
+		return nil, err
+	}
+	t, err := pgx.CollectExactlyOneRow(rows, scanTrial)
+	return &t, one(err, "trial %d of a mapping", id)
+}
+
+// Trials lists the trials in which it is a side's turn.
+func (s *Store) Trials(ctx context.Context, site, side string) ([]MappingTrial, error) {
+	rows, err := s.pool.Query(ctx, `SELECT `+trialColumns+` FROM backfill_control.mapping_trial
+		 WHERE site = $1 AND coalesce(nullif(fields, 'null'), '[]') = '[]'
+		   AND CASE WHEN layout IS NULL OR made IS NOT NULL THEN source_side = $2 AND NOT agreed ELSE receiver_side = $2 END ORDER BY id`, site, side)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scanTrial)
+}
+
+// PutTrial stores what an agent has found.
+func (s *Store) PutTrial(ctx context.Context, t MappingTrial) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `UPDATE backfill_control.mapping_trial SET layout = $2, rows = $3, made = $4, fields = $5, agreed = $6 WHERE id = $1`,
+			t.ID, t.Layout, t.Rows, t.Made, t.Fields, t.Agreed); err != nil {
+			return err
+		}
+		return notifyID(ctx, tx, "mapping", t.ID)
+	})
+}
+
+// EndTrial forgets a trial, and the rows it was made on.
+func (s *Store) EndTrial(ctx context.Context, id int64) error {
+	_, err := s.pool.Exec(ctx, `DELETE FROM backfill_control.mapping_trial WHERE id = $1`, id)
+	return err
+}
+
+// putMapping sets or, with an empty one, removes a table's mapping. What was made or
+// compared under the one before counts no longer: open requests and reconciliations
+// end, and another backfill is offered.
+func (s *Store) putMapping(ctx context.Context, tx pgx.Tx, t *backfill.Table, m *backfill.Mapping, made *row.Mapping) error {
+	if len(t.CapturedFrom) != 1 {
+		return invalidMapping("a table with a mapping is captured from one side: set captured_from to that")
+	}
+	if m.Empty() {
+		m, made = nil, nil
+	}
+	var same bool
+	if err := tx.QueryRow(ctx, `SELECT (mapping, made) IS NOT DISTINCT FROM ($2::jsonb, $3::jsonb) FROM backfill_control.table_config WHERE id = $1`, t.ID, m, made).Scan(&same); err != nil || same {
+		return err
+	}
+	// Who pushes, releases or applies now does so by the one before.
+	var version int
+	if err := tx.QueryRow(ctx, `
+		UPDATE backfill_control.table_config SET mapping = $2, made = $3, mapping_version = mapping_version + 1 WHERE id = $1 RETURNING mapping_version`, t.ID, m, made).Scan(&version); err != nil {
+		return err
+	}
+	if version == 1 {
+		// Nothing of the table was sent under another one, if it is new.
+		var counted bool
+		if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM backfill_control.table_side WHERE table_id = $1 AND layout_id IS NOT NULL)`, t.ID).Scan(&counted); err != nil || !counted {
+			return err
+		}
+	}
+	why := backfill.Remapped(version)
+	if err := fail(ctx, tx, why, `table_id = $1`, t.ID); err != nil {
+		return err
+	}
+	if err := s.endRuns(ctx, tx, t.Site, t.ID, why); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.shadow_read WHERE table_id = $1`, t.ID); err != nil {
+		return err
+	}
+	return gap(ctx, tx, t.ID, t.CapturedFrom[0], why, 0)
+}
+
+func invalidMapping(message string) error {
+	return backfill.Unfit([]backfill.FieldError{{Field: "mapping", Message: message}})
+}
+
+// mappingStays is Invalid when a table's mapping would be used the other way round.
+func mappingStays(before, now *backfill.Table, changed bool) error {
+	if changed || now.Mapping == nil || slices.Equal(before.CapturedFrom, now.CapturedFrom) {
+		return nil
+	}
+	return invalidMapping("it makes rows of " + before.CapturedFrom[0] + ": set another with captured_from, or an empty one")
+}
