@@ -204,8 +204,8 @@ func TestMappingsThatCannotBeUsed(t *testing.T) {
 		{"kind", "default", "columns.kind", "no default"},
 		{"kind", "", "columns.kind", "give the expression"},
 		{"points", "name", "columns.points", "the column is of type numeric"},
-		{"nope", "name", "columns.nope", "has no column nope"},
-		{"nr", "id + 1", "key", "column id of the source's key"},
+		{"nope", "name", "columns.nope", "that can be written"},
+		{"nr", "id + 1", "key", "of the source's key (id) alone"},
 	} {
 		m := peopleMapping()
 		m.Columns[c.column] = c.expr
@@ -228,12 +228,12 @@ func TestMappingsThatCannotBeUsed(t *testing.T) {
 		says   string
 	}{
 		{func(m *backfill.Mapping) { delete(m.Columns, "kind") }, "mapping.columns.kind: nothing makes it"},
-		{func(m *backfill.Mapping) { m.Drop = []string{"born"} }, "mapping.drop: column legacy of the source goes nowhere"},
-		{func(m *backfill.Mapping) { m.Drop = append(m.Drop, "score") }, "mapping.drop: column score is used"},
-		{func(m *backfill.Mapping) { m.Drop = append(m.Drop, "nope") }, "mapping.drop: the source has no column nope"},
-		{func(m *backfill.Mapping) { m.Target = "shop.none" }, "mapping.target: side central: there is no table shop.none"},
-		{func(m *backfill.Mapping) { m.Source = "public.none" }, "mapping.source: side school: there is no table public.none"},
-		{func(m *backfill.Mapping) { m.Key = []string{"first_name"} }, "mapping.key: no column of it is column id"},
+		{func(m *backfill.Mapping) { m.Drop = []string{"born"} }, "mapping.drop: column \"legacy\" of the source goes nowhere"},
+		{func(m *backfill.Mapping) { m.Drop = append(m.Drop, "score") }, "mapping.drop: column \"score\" is used"},
+		{func(m *backfill.Mapping) { m.Drop = append(m.Drop, "nope") }, "mapping.drop: the source has no column \"nope\""},
+		{func(m *backfill.Mapping) { m.Target = "shop.gone" }, "mapping.target: side central: there is no table shop.gone"},
+		{func(m *backfill.Mapping) { m.Source = "public.gone" }, "mapping.source: side school: there is no table public.gone"},
+		{func(m *backfill.Mapping) { m.Key = []string{"first_name"} }, "mapping.key: no column of it is column \"id\""},
 		{func(m *backfill.Mapping) { m.Key = []string{"nr", "kind"} }, "mapping.key: it has more columns"},
 	} {
 		m := peopleMapping()
@@ -243,7 +243,7 @@ func TestMappingsThatCannotBeUsed(t *testing.T) {
 		require.Contains(t, backfill.Unfit(trial.Fields).Error(), c.says)
 	}
 	require.Contains(t, backfill.Unfit(w.try("public.moods", backfill.Mapping{Columns: map[string]string{"m": "upper(m::text)"}}).Fields).Error(),
-		"the type public.mood of the source's column m does not exist on central")
+		"the type public.mood of the source's column \"m\" does not exist on central")
 
 	// A key in another order, under other names, that is not the target's primary key.
 	two := w.try("public.two", backfill.Mapping{Columns: map[string]string{"x": "a", "y": "b"}})
@@ -260,6 +260,54 @@ func TestMappingsThatCannotBeUsed(t *testing.T) {
 	require.Len(t, tried, 1)
 	require.Equal(t, "division by zero", tried[0].Problem)
 	require.Zero(t, testkit.Value[int](t, w.R, `SELECT count(*) FROM pg_class WHERE relname = 'source'`), "nothing stays")
+}
+
+// A mistake in an expression is the same on both sides; a claim finds it.
+func TestAMistakeInAMappingIsFoundByAClaim(t *testing.T) {
+	w := peopleWorld(t, 30)
+	m := peopleMapping()
+	m.Columns["last_name"] = "regexp_replace(name, '^.*\\s', '')" // the name in the middle is lost
+	w.remap("public.users", m)
+	r := w.Request("public.users")
+	w.walk(r.ID)
+	w.Approve(r.ID)
+	w.release(r.ID, 100)
+	w.drain()
+	require.Equal(t, "EQUAL", w.reconcile("public.users").Verdict, "the source makes the same mistake")
+	m.Prove = map[string]backfill.Claim{"whole name": {Source: "name", Target: "first_name || ' ' || last_name"}}
+	w.remap("public.users", m)
+	w.onSource(`UPDATE users SET name = 'Ann 5' WHERE id = 5`)
+	w.drain()
+	run := w.reconcile("public.users")
+	require.Equal(t, "DIFFERENT", run.Verdict)
+	require.Len(t, w.differences(run), 29)
+	require.Contains(t, w.differences(run), "different 1 claim: whole name")
+	stop := w.sync()
+	read := func(key, column, value string) control.ShadowRead {
+		return control.ShadowRead{TableID: w.Tables["public.users"].ID, Key: backfill.Key{key}, Found: true, Columns: []string{column}, Values: []*string{&value}}
+	}
+	require.Equal(t, backfill.ShadowCounts{Match: 1, Mismatch: 1}, w.verdicts(read("1", "name", "Ann van 1"), read("5", "name", "Ann 5")))
+	stop()
+
+
+	m.Columns["last_name"] = peopleMapping().Columns["last_name"]
+	w.remap("public.users", m)
+	run = w.reconcile("public.users")
+	require.Equal(t, "DIFFERENT", run.Verdict)
+	require.Contains(t, w.differences(run), "different 1 last_name claim: whole name")
+	d, err := w.Store.CreateRequest(t.Context(), control.NewRequest{Direction: w.Out.ID, TableID: w.Tables["public.users"].ID, Mode: backfill.ModeDifferences, Proof: run.ID, By: "test"})
+	require.NoError(t, err)
+	w.walk(d.ID)
+	require.Len(t, w.staged(d.ID), 29)
+	w.Approve(d.ID)
+	w.release(d.ID, 100)
+	w.drain()
+	require.Equal(t, "EQUAL", w.reconcile("public.users").Verdict)
+	w.shaped()
+	m.Prove["bad"] = backfill.Claim{Source: "nam", Target: "first_name"}
+	require.Contains(t, backfill.Unfit(w.try("public.users", m).Fields).Error(), "mapping.prove.bad: source: on school: column")
+	m.Prove["bad"] = backfill.Claim{Source: "name", Target: "now()::text"}
+	require.Contains(t, backfill.Unfit(w.try("public.users", m).Fields).Error(), "mapping.prove.bad: target: on central it is not immutable")
 }
 
 // Another mapping ends what was read and proven under the one before, and offers a backfill.

@@ -139,7 +139,7 @@ func (c *comparison) relation() side.Relation {
 	if c.table.Captures(c.db.Side) {
 		r.Made = c.made
 	} else {
-		r.Key = c.made.KeyOrNil()
+		r.Key, r.Claimed = c.made.KeyOrNil(), c.made
 	}
 	return r
 }

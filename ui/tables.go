@@ -3,6 +3,7 @@ package ui
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -37,6 +38,20 @@ type tableRow struct {
 // Path is the table's address in the API.
 func (r *tableRow) Path() string {
 	return "/api/v1/sites/" + r.Table.Site + "/tables/" + url.PathEscape(r.Table.Name)
+}
+
+// MappingValues is what the form of the table's mapping begins with.
+func (r *tableRow) MappingValues() map[string]string {
+	m := r.Table.Mapping
+	if m == nil {
+		m = &backfill.Mapping{}
+	}
+	var lines []string
+	for _, column := range slices.Sorted(maps.Keys(m.Columns)) {
+		lines = append(lines, column+" = "+m.Columns[column])
+	}
+	return map[string]string{"mapping.source": m.Source, "mapping.target": m.Target, "mapping.columns": strings.Join(lines, "\n"),
+		"mapping.drop": strings.Join(m.Drop, ", "), "mapping.key": strings.Join(m.Key, ", ")}
 }
 
 type tableDetail struct {

@@ -22,6 +22,17 @@ type Mapping struct {
 	Columns map[string]string `json:"columns,omitempty"`
 	// Drop lists the source's columns that go nowhere.
 	Drop []string `json:"drop,omitempty"`
+	// Prove has, by names of one's own, what must hold of every row beside its columns: a
+	// mistake in an expression is the same on both sides, and only a claim that is made
+	// apart from it finds that.
+	Prove map[string]Claim `json:"prove,omitempty"`
+}
+
+// Claim says that an expression over the source's row and one over the receiver's give
+// the same text.
+type Claim struct {
+	Source string `json:"source"`
+	Target string `json:"target"`
 }
 
 // UseDefault as an expression leaves a column to the target's own default.
@@ -48,6 +59,11 @@ func (m *Mapping) Check() error {
 	for column, expr := range m.Columns {
 		if column == "" || strings.TrimSpace(expr) == "" {
 			fields = append(fields, FieldError{"mapping.columns." + column, "name the target's column, and give the expression that makes it"})
+		}
+	}
+	for name, c := range m.Prove {
+		if name == "" || strings.TrimSpace(c.Source) == "" || strings.TrimSpace(c.Target) == "" {
+			fields = append(fields, FieldError{"mapping.prove." + name, "name it, and give an expression over the source's row and one over the target's"})
 		}
 	}
 	if len(fields) == 0 {
@@ -97,5 +113,5 @@ func Remapped(version int) string {
 
 // Empty reports whether a mapping says nothing: both sides have the same columns then.
 func (m *Mapping) Empty() bool {
-	return m.Source == "" && m.Target == "" && len(m.Key) == 0 && len(m.Columns) == 0 && len(m.Drop) == 0
+	return m.Source == "" && m.Target == "" && len(m.Key) == 0 && len(m.Columns) == 0 && len(m.Drop) == 0 && len(m.Prove) == 0
 }

@@ -11,6 +11,20 @@ import (
 type Mapping struct {
 	Key     []string `json:"key"`     // of the receiver, in the order of the source's key
 	Columns []Mapped `json:"columns"` // of the receiver that are made here, in its order
+	Claims  []Claim  `json:"claims,omitempty"`
+}
+
+// Claim is what must be the same text on both sides beside the columns.
+type Claim struct {
+	Name   string   `json:"name"`
+	Source string   `json:"source"` // an expression over the source's row
+	Target string   `json:"target"` // and one over the receiver's
+	Uses   []string `json:"uses,omitempty"`
+}
+
+// column is a claim as a column of the rows that are compared.
+func (c Claim) column() Column {
+	return Column{Name: "claim: " + c.Name, Type: "text", Declared: "text"}
 }
 
 // Mapped is one column of the receiver and what makes it.
@@ -32,11 +46,16 @@ func (m *Mapping) KeyOrNil() []string {
 // Missing returns the first source column that the mapping needs and a layout of the
 // source lacks, or "".
 func (m *Mapping) Missing(source *Layout) string {
+	names := []string{}
 	for _, c := range m.Columns {
-		for _, name := range c.sources() {
-			if source.index(name) < 0 {
-				return name
-			}
+		names = append(names, c.sources()...)
+	}
+	for _, c := range m.Claims {
+		names = append(names, c.Uses...)
+	}
+	for _, name := range names {
+		if source.index(name) < 0 {
+			return name
 		}
 	}
 	return ""
@@ -51,6 +70,11 @@ func (m *Mapping) Sources(column string) []string {
 	for _, c := range m.Columns {
 		if c.Name == column {
 			return c.sources()
+		}
+	}
+	for _, c := range m.Claims {
+		if c.column().Name == column {
+			return c.Uses
 		}
 	}
 	return nil
@@ -80,6 +104,25 @@ func (m *Mapping) Layout(source *Layout) *Layout {
 	return l
 }
 
+// Compared is the columns of the rows that are compared: those of a layout, and the claims.
+func (m *Mapping) Compared(l *Layout) *Layout {
+	out := &Layout{Columns: slices.Clone(l.Columns), Key: l.Key}
+	for _, c := range m.Claims {
+		out.Columns = append(out.Columns, c.column())
+	}
+	return out
+}
+
+// Claimed is the SQL of the rows of the receiver's table with what is claimed of them, to
+// stand in FROM.
+func (m *Mapping) Claimed(table string) string {
+	parts := []string{"target.tableoid", "target.*"}
+	for _, c := range m.Claims {
+		parts = append(parts, "CAST(("+c.Target+") AS text) AS "+Ident(c.column().Name))
+	}
+	return "(SELECT " + strings.Join(parts, ", ") + " FROM " + table + " AS target)"
+}
+
 // Relation is the SQL of the mapped rows of a table of the source's side, to stand in FROM.
 func (m *Mapping) Relation(table string) string {
 	return m.relation("source.tableoid", table+" AS source")
@@ -102,6 +145,9 @@ func (m *Mapping) relation(first, from string) string {
 			continue
 		}
 		parts = append(parts, c.value()+" AS "+Ident(c.Name))
+	}
+	for _, c := range m.Claims {
+		parts = append(parts, "CAST(("+c.Source+") AS text) AS "+Ident(c.column().Name))
 	}
 	return "(SELECT " + strings.Join(parts, ", ") + " FROM " + from + ")"
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -18,19 +19,27 @@ type Relation struct {
 	Name string
 	Key  []string     // the columns of its key, nil for the one it has
 	Made *row.Mapping // on the source: rows are seen as this makes them, nil as they are
+	// Claimed is the mapping whose claims are seen beside the columns on the receiver.
+	Claimed *row.Mapping
 }
 
 // describeRelation is describe of a table as it is seen.
 func describeRelation(ctx context.Context, tx pgx.Tx, r Relation) (*Table, error) {
 	t, err := describeKeyed(ctx, tx, r.Name, r.Key)
-	if err != nil || t.Problem != "" || r.Made == nil {
+	if err != nil || t.Problem != "" {
 		return t, err
+	}
+	if m := r.Claimed; m != nil && len(m.Claims) > 0 {
+		t.SQL, t.Layout = m.Claimed(t.SQL), m.Compared(t.Layout)
+	}
+	if r.Made == nil {
+		return t, nil
 	}
 	if missing := r.Made.Missing(t.Layout); missing != "" {
 		t.Problem = fmt.Sprintf("%s has no column %s any more, which its mapping uses: set another mapping", t.Name, row.Ident(missing))
 		return t, nil
 	}
-	t.SQL, t.Layout = r.Made.Relation(t.SQL), r.Made.Layout(t.Layout)
+	t.SQL, t.Layout = r.Made.Relation(t.SQL), r.Made.Compared(r.Made.Layout(t.Layout))
 	return t, nil
 }
 
@@ -105,7 +114,8 @@ func (db *DB) TryMapping(ctx context.Context, m *backfill.Mapping, target string
 }
 
 // AgreeOnMapping checks that this side, the source, makes the same of a mapping's
-// expressions as the receiver, so that its rows can be compared.
+// expressions as the receiver, so that its rows can be compared, and notes which of its
+// columns the claims name.
 func (db *DB) AgreeOnMapping(ctx context.Context, source string, made *row.Mapping) (fields []backfill.FieldError, err error) {
 	err = db.in(ctx, writing, func(tx pgx.Tx) error {
 		d, err := describe(ctx, tx, source)
@@ -131,6 +141,16 @@ func (db *DB) AgreeOnMapping(ctx context.Context, source string, made *row.Mappi
 			if problem != "" {
 				fields = append(fields, backfill.FieldError{Field: "mapping.columns." + column.Name, Message: problem})
 			}
+		}
+		for i, claim := range made.Claims {
+			uses, problem, err := c.check(ctx, claim.Source, row.Column{Type: "text", Declared: "text"})
+			if err != nil {
+				return err
+			}
+			if problem != "" {
+				fields = append(fields, backfill.FieldError{Field: "mapping.prove." + claim.Name, Message: "source: " + problem})
+			}
+			made.Claims[i].Uses = uses
 		}
 		return errTried
 	})
@@ -279,6 +299,30 @@ func (t *trial) key(ctx context.Context, tx pgx.Tx, target, side string) error {
 	}
 	for i, c := range t.Made.Columns {
 		t.Made.Columns[i].Column, _ = d.Layout.Column(c.Name)
+	}
+	return t.claims(ctx, tx, d.Layout, side)
+}
+
+// claims checks what is to be proven beside the columns: the sides' expressions over
+// their own rows.
+func (t *trial) claims(ctx context.Context, tx pgx.Tx, target *row.Layout, side string) error {
+	c := &checker{tx: tx, side: side}
+	if _, err := tx.Exec(ctx, `DROP TABLE pg_temp.source`); err != nil {
+		return err
+	}
+	if err := c.begin(ctx, target); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.mapping.Prove)) {
+		claim := t.mapping.Prove[name]
+		_, problem, err := c.check(ctx, claim.Target, row.Column{Type: "text", Declared: "text"})
+		if err != nil {
+			return err
+		}
+		if problem != "" {
+			t.refuse("prove."+name, "target: %s", problem)
+		}
+		t.Made.Claims = append(t.Made.Claims, row.Claim{Name: name, Source: claim.Source, Target: claim.Target})
 	}
 	return nil
 }

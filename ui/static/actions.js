@@ -9,6 +9,9 @@
 //                 elements, and data-action becomes the form's address
 //   data-values   what the dialog's fields begin with, as JSON; those that are
 //                 data-fixed and have a value stay as they are
+//   data-shape    what is typed is a list (by commas), or pairs (a line each: name = value)
+//   data-try      a button of a form that asks for what its opener's data-try names to be
+//                 tried, and shows it in the form's data-tried
 //   data-for      the kinds that a part of the form is for; a fieldset that is not
 //                 shown is not sent
 
@@ -27,6 +30,7 @@ function open(button) {
   form.reset();
   fill(form, JSON.parse(button.dataset.values ?? "{}"));
   show(form, null);
+  form.querySelector("[data-tried]")?.replaceChildren();
   sum(form);
   fit(form);
   for (const b of form.querySelectorAll("button")) b.disabled = false;
@@ -66,10 +70,15 @@ function show(form, problem) {
   const box = form.querySelector(".problem");
   for (const field of form.querySelectorAll("[aria-invalid]")) beside(field, "");
   if (!problem) return box.replaceChildren();
-  const fieldOf = (e) => [...form.elements].find((f) => f.name && f.name === e.field?.split(".").pop() && f.checkVisibility());
+  // A field of several values is named by what stands before its part's name.
+  const names = (field, name) => name === field.name || name?.startsWith(`${field.name}.`) || name?.split(".").pop() === field.name;
+  const fieldOf = (e) => [...form.elements].find((f) => f.name && names(f, e.field) && f.checkVisibility());
+  const said = (e, field) => (e.field?.startsWith(`${field.name}.`) ? `${e.field.slice(field.name.length + 1)}: ${e.message}` : capital(e.message));
   if (problem.errors?.length && problem.errors.every(fieldOf)) {
     box.replaceChildren();
-    for (const e of problem.errors) beside(fieldOf(e), capital(e.message));
+    for (const field of new Set(problem.errors.map(fieldOf))) {
+      beside(field, problem.errors.filter((e) => fieldOf(e) === field).map((e) => said(e, field)).join("\n"));
+    }
     return fieldOf(problem.errors[0]).focus();
   }
   const errors = problem.errors?.length > 1 || (problem.errors?.length === 1 && !problem.message.includes(problem.errors[0].message)) ? problem.errors : [];
@@ -107,9 +116,31 @@ function taken(answer, from) {
   refresh();
 }
 
-async function submit(form) {
-  const dialog = form.closest("dialog");
-  const state = opened.get(dialog);
+// shaped reads what was typed into a field as what the API wants.
+function shaped(field) {
+  const parts = (by) => field.value.split(by).map((part) => part.trim()).filter(Boolean);
+  switch (field.dataset.shape) {
+    case "list":
+      return parts(",");
+    case "pairs":
+      return Object.fromEntries(parts("\n").map((line) => {
+        const at = line.indexOf("=");
+        return at < 0 ? [line, ""] : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+      }));
+  }
+  return field.value.trim();
+}
+
+// put sets a value in a body; a name may lead into it: mapping.target.
+function put(body, name, value) {
+  const path = name.split(".");
+  const last = path.pop();
+  for (const part of path) body = body[part] ??= {};
+  body[last] = value;
+}
+
+// collect is what a form sends.
+function collect(form, state) {
   const body = JSON.parse(form.dataset.body ?? "{}");
   for (const name of (form.dataset.fillBody ?? "").split(" ").filter(Boolean)) body[name] = state.data[name];
   for (const field of form.elements) {
@@ -117,8 +148,39 @@ async function submit(form) {
     if (field.type === "checkbox") body[field.name] = field.checked && !field.disabled;
     else if (field.matches(":disabled") || (field.type === "number" && field.value === "")) continue;
     else if (field.type === "number") body[field.name] = field.valueAsNumber;
-    else body[field.name] = field.value.trim();
+    else put(body, field.name, shaped(field));
   }
+  return body;
+}
+
+// attempt asks the API to try what a form says, and shows what comes of it.
+async function attempt(button) {
+  const form = button.form;
+  const state = opened.get(form.closest("dialog"));
+  const box = form.querySelector("[data-tried]");
+  show(form, null);
+  box.replaceChildren();
+  button.setAttribute("aria-busy", "true");
+  try {
+    const answer = await send(state.data.try, { from: state.data.from, ...collect(form, state) }, newKey());
+    const cells = (row) => Object.entries(row ?? {}).map(([name, value]) => `${name}: ${value ?? "NULL"}`).join("\n");
+    box.replaceChildren(answer.data.length ? el("table", { class: "tried" },
+      el("caption", {}, "What it makes of the first rows; nothing was changed"),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, state.data.from), el("th", { scope: "col" }, state.data.to))),
+      el("tbody", {}, ...answer.data.map((r) => el("tr", {}, el("td", {}, cells(r.source)), el("td", r.problem ? { class: "bad" } : {}, r.problem ? `nothing: ${r.problem}` : cells(r.result))))))
+      : el("p", { class: "small" }, "It can be used. The source has no rows to try it on."));
+    announce("The mapping can be used");
+  } catch (problem) {
+    show(form, problem);
+  } finally {
+    button.removeAttribute("aria-busy");
+  }
+}
+
+async function submit(form) {
+  const dialog = form.closest("dialog");
+  const state = opened.get(dialog);
+  const body = collect(form, state);
   const buttons = [...form.querySelectorAll("button:not([data-close])")];
   for (const b of buttons) b.disabled = true;
   show(form, null);
@@ -183,6 +245,7 @@ document.addEventListener("click", (e) => {
   if (!button || button.disabled) return;
   if (button.dataset.dialog) open(button);
   else if (button.dataset.post) press(button);
+  else if (button.hasAttribute("data-try")) attempt(button);
   else if (button.dataset.copy) copy(button);
   else if (button.hasAttribute("data-close")) button.closest("dialog").close();
 });

@@ -517,25 +517,31 @@ class Panel {
       })[row.effect] ?? `The agent of ${to} has not compared this row.`,
       list.root.dataset.life ? " " : "",
       list.root.dataset.life ? el("a", { href: `${list.root.dataset.life}&key=${encodeURIComponent(JSON.stringify(row.key))}` }, "All that happened to this row") : "");
+    if (row.problem) this.verdict.prepend(el("strong", { class: "warn" }, `The mapping makes nothing of this row: ${row.problem}. `));
+    // With a mapping, what it makes stands before what was read.
+    const sent = row.result ?? row.row;
     const beside = row.effect === "overwrite" && row.receiver;
     const line = (name) => {
       const differs = changed.has(name);
       return el("tr", { class: differs ? "changed" : null },
         el("th", { scope: "row" }, differs ? el("span", { class: "mark", "aria-hidden": "true" }, "≠") : null, name, differs ? el("span", { class: "sr" }, ", changed") : null),
         beside && differs ? el("td", { class: "before" }, whole(own(row.receiver, name))) : null,
-        el("td", beside ? (differs ? { class: "after" } : { colspan: "2" }) : {}, whole(own(row.row, name))));
+        el("td", beside ? (differs ? { class: "after" } : { colspan: "2" }) : {}, whole(own(sent, name))));
     };
-    const columns = list.columns;
+    const columns = row.result ? Object.keys(row.result) : list.columns;
     const rest = beside ? columns.filter((c) => !changed.has(c)) : columns;
     const table = el("table", { class: "whole" },
       el("caption", { class: "sr" }, `All columns of row ${row.n}`),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Column"),
-        beside ? el("th", { scope: "col" }, `${to} ${list.root.dataset.decided === "true" ? "then" : "now"}`) : null, el("th", { scope: "col" }, beside ? `staged from ${from}` : "Value"))),
+        beside ? el("th", { scope: "col" }, `${to} ${list.root.dataset.decided === "true" ? "then" : "now"}`) : null, el("th", { scope: "col" }, row.result ? "what the mapping makes" : beside ? `staged from ${from}` : "Value"))),
       el("tbody", {},
         ...(beside ? columns.filter((c) => changed.has(c)).map(line) : []),
         beside && rest.length ? el("tr", { class: "group" }, el("th", { colspan: "3", scope: "colgroup" }, "Unchanged")) : null,
         ...rest.map(line)));
-    this.body.replaceChildren(table);
+    const source = row.result ? el("table", { class: "whole" },
+      el("caption", {}, `Read on ${from}`),
+      el("tbody", {}, ...list.columns.map((name) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, whole(own(row.row, name))))))) : null;
+    this.body.replaceChildren(...[table, source].filter(Boolean));
     this.inner.scrollTop = 0;
   }
 }
