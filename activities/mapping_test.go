@@ -289,7 +289,6 @@ func TestAMistakeInAMappingIsFoundByAClaim(t *testing.T) {
 	require.Equal(t, backfill.ShadowCounts{Match: 1, Mismatch: 1}, w.verdicts(read("1", "name", "Ann van 1"), read("5", "name", "Ann 5")))
 	stop()
 
-
 	m.Columns["last_name"] = peopleMapping().Columns["last_name"]
 	w.remap("public.users", m)
 	run = w.reconcile("public.users")
