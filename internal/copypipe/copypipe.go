@@ -3,11 +3,16 @@
 package copypipe
 
 import (
+	"bufio"
 	"errors"
 	"io"
 )
 
 var errReaderGone = errors.New("the reading side has stopped")
+
+// piece is how many bytes pass at once. COPY hands out a row at a time: each by itself
+// would be a switch between the two and a packet to the server that reads.
+const piece = 32 << 10
 
 // Run runs from and to against each other and returns when both have ended, with
 // the error that made the other fail.
@@ -15,7 +20,11 @@ func Run(from func(io.Writer) error, to func(io.Reader) error) error {
 	r, w := io.Pipe()
 	wrote := make(chan error, 1)
 	go func() {
-		err := from(w)
+		b := bufio.NewWriterSize(w, piece)
+		err := from(b)
+		if err == nil {
+			err = b.Flush()
+		}
 		w.CloseWithError(err) // nil reads as the end
 		wrote <- err
 	}()
