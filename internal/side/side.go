@@ -28,6 +28,7 @@ type DB struct {
 	beats      *pgxpool.Pool // see Beat
 	schema     string        // quoted
 	met        atomic.Pointer[met]
+	detours    detours
 }
 
 // Open connects to the database of a side. The error names host and database but
