@@ -101,8 +101,7 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 		}
 		done = to == staged
 		if _, err := tx.Exec(ctx, `
-			WITH passed AS (SELECT count(*) FILTER (WHERE superseded_by IS NOT NULL) AS superseded
-			                  FROM backfill_control.staged WHERE request_id = $1 AND n > $2 AND n <= $3)
+			WITH passed AS (SELECT count(*) AS superseded FROM backfill_control.staged WHERE request_id = $1 AND n > $2 AND n <= $3 AND superseded_by IS NOT NULL)
 			UPDATE backfill_control.request r
 			   SET released_up_to = $3, released = r.released + $4, superseded = r.superseded + p.superseded,
 			       skipped = r.skipped + ($3 - $2 - $4 - p.superseded), 

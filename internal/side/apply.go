@@ -217,7 +217,7 @@ func (b *batch) begin(ctx context.Context) error {
 	}
 	_, err := b.tx.Exec(ctx, `
 		CREATE TEMP TABLE IF NOT EXISTS incoming (
-		    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, seq bigint, table_id integer, layout_id bigint,
+		    id bigint GENERATED ALWAYS AS IDENTITY, seq bigint, table_id integer, layout_id bigint,
 		    op "char", key text[] COLLATE "C", "row" text[] COLLATE "C", stamp bigint, released boolean,
 		    -- of two-way tables, see held: a person decides, or has decided for it
 		    unseen bigint, quarantine boolean NOT NULL DEFAULT false, decided boolean NOT NULL DEFAULT false) ON COMMIT DELETE ROWS;
