@@ -42,15 +42,23 @@ func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, lim
 	if err := s.verify(ctx, d, at); err != nil {
 		return b, err
 	}
-	var to, request, layout *int64
-	err := s.pool.QueryRow(ctx, `
-		WITH e AS MATERIALIZED (
+	const ahead = `
+		WITH e AS (
 		    SELECT seq, dropped, request_id, table_id, layout_id, coalesce(pg_column_size(row), 0) + coalesce(pg_column_size(key), 0) AS size
-		      FROM backfill_control.entry WHERE direction = $1 AND seq > $2 ORDER BY seq LIMIT $3),
-		others AS (SELECT min(seq) AS seq FROM e WHERE request_id IS DISTINCT FROM (SELECT request_id FROM e ORDER BY seq LIMIT 1)),
-		w AS (SELECT e.*, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM e)
-		SELECT max(w.seq), count(*) FILTER (WHERE NOT dropped), max(request_id), coalesce(max(table_id), 0), max(layout_id) FROM w, others
-		 WHERE (n = 1 OR bytes <= $4) AND (others.seq IS NULL OR w.seq < others.seq)`, d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &request, &b.TableID, &layout)
+		      FROM backfill_control.entry WHERE direction = $1 AND seq > $2 ORDER BY seq LIMIT $3)`
+	const batch = ` max(seq), count(*) FILTER (WHERE NOT dropped), max(request_id), coalesce(max(table_id), 0), max(layout_id) `
+	var to, request, layout *int64
+	var whole bool
+	err := s.pool.QueryRow(ctx, ahead+`
+		SELECT`+batch+`, coalesce(sum(size) <= $4 AND (count(request_id) = 0 OR count(request_id) = count(*) AND min(request_id) = max(request_id)), true) FROM e`,
+		d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &request, &b.TableID, &layout, &whole)
+	if err == nil && !whole {
+		err = s.pool.QueryRow(ctx, ahead+`,
+			others AS (SELECT min(seq) AS other FROM e WHERE request_id IS DISTINCT FROM (SELECT request_id FROM e ORDER BY seq LIMIT 1)),
+			w AS (SELECT e.*, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM e)
+			SELECT`+batch+`FROM w, others WHERE (n = 1 OR bytes <= $4) AND (other IS NULL OR seq < other)`,
+			d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &request, &b.TableID, &layout)
+	}
 	if err != nil || to == nil {
 		return b, err
 	}
