@@ -68,6 +68,12 @@ bench: need-postgres temporal $(BIN)/backfill ## measure beside COPY, upserts, l
 	$(GO) build -o $(BIN)/bench ./bench
 	$(BIN)/bench -rows $(ROWS) -rounds $(ROUNDS) -only '$(ONLY)'
 
+.PHONY: bench-quick
+bench-quick: need-postgres temporal $(BIN)/backfill ## the same table from one round of 100,000 rows, in under two minutes: bench/quick.md
+	$(GO) build -o $(BIN)/bench ./bench
+	$(BIN)/bench -rows 100000 -rounds 1 -duration 5 -only orders,changes,trigger,proof -out bench/quick.md
+	@cat bench/quick.md
+
 FUZZTIME ?= 60s
 
 .PHONY: fuzz

@@ -31,9 +31,9 @@ type Settings struct {
 	HoldLimit    time.Duration  // how long a row may wait for its parent before it is quarantined; default 1 h
 	RefusedLimit int64          // how many rows of a table may be refused in a row before the table is stopped; default 1,000
 	PageTarget   time.Duration  // what a page of a walk should take; default 250 ms
-	PageRows     int            // the most rows of a page; default 20,000
+	PageRows     int            // the most rows of a page; default 50,000
 	PageBytes    int64          // the most bytes of a page, beyond one row; default 32 MiB
-	ChunkRows    int64          // the most rows walked between two pushes; default 50,000
+	ChunkRows    int64          // the most rows walked between two pushes; default 200,000
 	ChunkTime    time.Duration  // the longest time walked between two pushes; default 2 s
 	BatchRows    int            // the most rows of a push or apply; default 20,000
 	BatchBytes   int64          // the most bytes of an apply, beyond one row; default 64 MiB
@@ -54,9 +54,9 @@ func (s *Settings) defaults() {
 	set(&s.HoldLimit, time.Hour)
 	set(&s.RefusedLimit, 1000)
 	set(&s.PageTarget, 250*time.Millisecond)
-	set(&s.PageRows, 20_000)
+	set(&s.PageRows, 50_000)
 	set(&s.PageBytes, 32<<20)
-	set(&s.ChunkRows, 50_000)
+	set(&s.ChunkRows, 200_000)
 	set(&s.ChunkTime, 2*time.Second)
 	set(&s.BatchRows, 20_000)
 	set(&s.BatchBytes, 64<<20)

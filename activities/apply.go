@@ -66,9 +66,10 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 		return false, err
 	}
 	retry := !l.started || l.held && !time.Now().Before(l.retryAt)
+	var b control.Batch
 	feed := side.Feed{
-		Next: func(ctx context.Context, at side.Position) (side.Position, int64, error) {
-			b, err := l.store.Next(ctx, l.In, control.Position(at), l.BatchRows, l.BatchBytes)
+		Next: func(ctx context.Context, at side.Position) (_ side.Position, _ int64, err error) {
+			b, err = l.store.Next(ctx, l.In, control.Position(at), l.BatchRows, l.BatchBytes)
 			if err == nil {
 				err = l.faults.at("apply: pulled")
 			}
@@ -79,6 +80,10 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 		},
 		Copy: func(ctx context.Context, p side.Part, w io.Writer) error {
 			return l.store.CopyBatch(ctx, l.In.ID, control.Part(p), w)
+		},
+		Released: func() (int32, int64, bool) { return b.TableID, b.LayoutID, b.Released },
+		CopyValues: func(ctx context.Context, p side.Part, columns int, w io.Writer) error {
+			return l.store.CopyValues(ctx, l.In.ID, control.Part(p), columns, w)
 		},
 		Entry: func(ctx context.Context, seq int64) (side.Entry, error) {
 			e, err := l.store.Entry(ctx, l.In.ID, seq)

@@ -108,7 +108,16 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 	store := func(at int64, effects io.Reader) error {
 		return a.store.StoreEffects(ctx, req.ID, r.Revision, after, to, at, result, effects)
 	}
-	err = a.db.Classify(ctx, req.ID, table.ID, here, mapping, layout, keys, rows, store)
+	fresh := func(at int64) error { return a.store.StoreInserts(ctx, req.ID, r.Revision, after, to, at) }
+	var bounds []backfill.Key
+	if r.Mode == backfill.ModeFull {
+		low, high, err := a.store.StagedBounds(ctx, req.ID, after+1, to)
+		if err != nil {
+			return err
+		}
+		bounds = []backfill.Key{low, high}
+	}
+	err = a.db.Classify(ctx, req.ID, table.ID, here, mapping, layout, bounds, keys, rows, store, fresh)
 	if side.Unconvertible(err) {
 		if half := after + (to-after)/2; half > after {
 			if err := a.classify(ctx, req, after, half); err != nil {
@@ -117,7 +126,7 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 			return a.classify(ctx, req, half, to)
 		}
 		// This side's encoding lacks a character of the row: what it would do stays unknown.
-		err = a.db.Classify(ctx, req.ID, table.ID, here, mapping, layout, nil, nil, store)
+		err = a.db.Classify(ctx, req.ID, table.ID, here, mapping, layout, nil, nil, nil, store, nil)
 	}
 	if err != nil {
 		return err

@@ -31,10 +31,11 @@ type Control struct {
 
 	// SweepEvery is how often requests and workflows are compared; default 5 s.
 	SweepEvery time.Duration
-	// ReleaseRows is the most rows a release batch copies under the direction's lock; default 10,000.
+	// ReleaseRows is the most rows a release batch copies under the direction's lock; default 20,000.
 	ReleaseRows int
 	// Lead is how many changes may be queued before a release waits for the receiver.
-	// 20,000 keeps the receiver from waiting for the release. 0 is any number.
+	// 40,000, two batches of the receiver's, keeps one ready while it applies the other.
+	// 0 is any number.
 	Lead int
 	// Keep says how long what nothing needs any more is kept.
 	Keep control.Keep
@@ -211,16 +212,12 @@ const absence = 3 * time.Second
 func (c *Control) follow(ctx context.Context, k *gatekeeper, stopping <-chan struct{}) error {
 	direction := k.req.Direction.ID
 	for c.Lead > 0 {
-		depth, err := c.Store.QueueDepth(ctx, direction, int64(c.Lead))
-		if err != nil || depth < int64(c.Lead) {
+		ahead, err := c.Store.Lead(ctx, direction)
+		if err != nil || ahead.Away || ahead.Rows < int64(c.Lead) {
 			return err
 		}
-		applied, err := c.Store.Applied(ctx, direction)
-		if err != nil {
-			return err
-		}
-		if applied != k.applied || k.appliedAt.IsZero() {
-			k.applied, k.appliedAt = applied, time.Now()
+		if ahead.Applied != k.applied || k.appliedAt.IsZero() {
+			k.applied, k.appliedAt = ahead.Applied, time.Now()
 		} else if time.Since(k.appliedAt) > absence {
 			return nil
 		}
@@ -232,7 +229,7 @@ func (c *Control) follow(ctx context.Context, k *gatekeeper, stopping <-chan str
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
 	return nil

@@ -300,73 +300,133 @@ func (w *walk) chunk(ctx context.Context, stopping <-chan struct{}) (done bool, 
 	if w.req.Key != nil && w.req.ResumeKey != nil {
 		return true, nil // the one row was staged before somebody took over
 	}
+	before := w.committed()
 	rows := int64(0)
 	for end := time.Now().Add(w.ChunkTime); rows < w.ChunkRows && time.Now().Before(end); {
 		if pass, err := w.keeper.pass(ctx, stopping); err != nil || !pass {
-			return false, err
+			return false, errors.Join(w.commit(before), err)
 		}
-		n, err := w.page(ctx)
+		p, err := w.stage(ctx, before)
 		if err != nil {
 			return false, err
 		}
-		rows += n
-		end := n == 0 || w.req.Key != nil || slices.Equal(w.req.ResumeKey, w.req.UpperKey)
+		before = p
+		rows += p.rows
+		end := p.rows == 0 || w.req.Key != nil || slices.Equal(p.last, w.req.UpperKey)
 		if w.req.Mode == backfill.ModeDifferences {
 			end = !w.more // keys are not in order, and the rows of some may be gone
 		}
 		if end {
-			return true, nil
+			return true, w.commit(before)
 		}
 		select {
 		case <-stopping:
-			return false, nil
+			return false, w.commit(before)
 		default:
 		}
 	}
-	return false, nil
+	return false, w.commit(before)
 }
 
-// page stages the next page: rows and their snapshot from the source, a
+// staging is a page whose rows are staged, and may not be committed yet.
+type staging struct {
+	numbered int64        // the number of its last row
+	last     backfill.Key // and that row's key
+	rows     int64
+	at       int64 // of mode differences: the last differing key
+	ended    chan error
+}
+
+// committed is where the walk stands when every page is.
+func (w *walk) committed() *staging {
+	return &staging{numbered: w.req.Staged, last: w.req.ResumeKey, at: w.at}
+}
+
+// stage stages the next page: rows and their snapshot from the source, a
 // synchronous write there (at the end of CopyPage), then rows, counters and resume
-// key committed together.
-func (w *walk) page(ctx context.Context) (int64, error) {
-	page := side.Page{RequestID: w.req.ID, Table: w.table, TableID: w.tableID, Layout: w.layout, Shape: w.req.Shape, After: w.req.ResumeKey, UpTo: w.req.UpperKey,
-		Numbered: w.req.Staged, Limit: w.keeper.rows(), Bytes: w.PageBytes, OneRow: w.req.Key != nil}
-	at := w.at
+// key committed together. It begins to read while the page before is being committed,
+// stages nothing before that is, and returns when its own rows and their last key are
+// there: commit waits for the rest.
+func (w *walk) stage(ctx context.Context, before *staging) (*staging, error) {
+	page := side.Page{RequestID: w.req.ID, Table: w.table, TableID: w.tableID, Layout: w.layout, Shape: w.req.Shape, After: before.last, UpTo: w.req.UpperKey,
+		Numbered: before.numbered, Limit: w.keeper.rows(), Bytes: w.PageBytes, OneRow: w.req.Key != nil}
+	p := &staging{numbered: before.numbered, last: before.last, at: before.at, ended: make(chan error, 1)}
 	if w.req.Mode == backfill.ModeDifferences {
-		keys, last, err := w.store.DifferingKeys(ctx, w.req.ID, w.at, page.Limit)
+		keys, last, err := w.store.DifferingKeys(ctx, w.req.ID, before.at, page.Limit)
 		if w.more = len(keys) > 0; err != nil || !w.more {
-			return 0, err
+			p.ended <- nil
+			return p, errors.Join(w.commit(before), err)
 		}
 		// Not cut by bytes: the next page begins after the last key, whether it was read or not.
-		page.Keys, page.Limit, page.Bytes, at = keys, len(keys), 0, last
+		page.Keys, page.Limit, page.Bytes = keys, len(keys), 0
+		p.at = last
 	}
 	began := time.Now()
 	read := counter{}
-	n, resume, err := w.store.StagePage(ctx, w.lease, func(load func(io.Reader) error) (reads int64, err error) {
-		if err := copypipe.Run(func(to io.Writer) (err error) {
-			read.to = to
-			reads, err = w.db.CopyPage(ctx, page, &read)
-			return err
-		}, load); err != nil {
-			return 0, err
-		}
-		return reads, w.faults.at("page: read")
+	var reads int64
+	pipe := copypipe.Start(func(to io.Writer) (err error) {
+		read.to = to
+		reads, err = w.db.CopyPage(ctx, page, &read)
+		return err
 	})
+	if err := w.commit(before); err != nil {
+		pipe.Stop()
+		return nil, err
+	}
+	copied := make(chan struct{})
+	go func() {
+		p.ended <- w.store.StagePage(ctx, w.lease, page.Numbered, func(load func(io.Reader) error) (int64, error) {
+			if err := pipe.Into(load); err != nil {
+				return 0, err
+			}
+			return reads, w.faults.at("page: read")
+		}, func(rows int64, last backfill.Key) {
+			p.rows, p.numbered = rows, page.Numbered+rows
+			if last != nil && rows > 0 {
+				p.last = last
+			}
+			close(copied)
+		})
+	}()
+	select {
+	case <-copied:
+	case err := <-p.ended:
+		select {
+		case <-copied:
+			p.ended <- err // for commit
+		default:
+			pipe.Stop()
+			return nil, w.stagingFailed(err)
+		}
+	}
+	w.keeper.took(p.rows, read.bytes, time.Since(began))
+	return p, nil
+}
+
+func (w *walk) stagingFailed(err error) error {
+	return fmt.Errorf("walk %s after (%s): %w", w.req.Table, w.req.ResumeKey, err)
+}
+
+// commit waits until a page is committed.
+func (w *walk) commit(p *staging) error {
+	if p.ended == nil {
+		return nil // it was, before the chunk began or the last time
+	}
+	err := <-p.ended
+	p.ended = nil
 	if err != nil {
-		return 0, fmt.Errorf("walk %s after (%s): %w", w.req.Table, w.req.ResumeKey, err)
+		return w.stagingFailed(err)
 	}
 	if err := w.faults.at("page: committed"); err != nil {
-		return 0, err
+		return err
 	}
-	w.keeper.took(n, read.bytes, time.Since(began))
-	w.req.ResumeKey, w.req.Staged, w.at = resume, w.req.Staged+n, at
-	w.rows += n
+	w.req.ResumeKey, w.req.Staged, w.at = p.last, p.numbered, p.at
+	w.rows += p.rows
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.progress = Walked{ResumeKey: resume, Rows: w.req.Staged, PageRows: w.keeper.rows(),
+	w.progress = Walked{ResumeKey: p.last, Rows: p.numbered, PageRows: w.keeper.rows(),
 		PerSecond: int64(float64(w.rows) / time.Since(w.began).Seconds())}
-	return n, nil
+	return nil
 }
 
 // settle pushes until nothing captured before the last page is left in the outbox,

@@ -311,3 +311,12 @@ func (w *world) wish(what string) {
 }
 
 func (w *world) positionOf(nonce string) side.Position { return side.Position{Seq: 1, Nonce: nonce} }
+
+// page stages a page and commits it.
+func (w *walk) page(ctx context.Context) (int64, error) {
+	p, err := w.stage(ctx, w.committed())
+	if err != nil {
+		return 0, err
+	}
+	return p.rows, w.commit(p)
+}

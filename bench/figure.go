@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"backfill/internal/side"
 	"backfill/workflows"
 )
 
@@ -148,7 +149,7 @@ func (b *bench) latencies(ctx context.Context, id *int64, meanwhile func(context
 // trigger measures what capture adds to a statement that writes many rows, and to a transaction that writes one. The large
 // ones are rolled back, so that their rows burden nobody.
 func (b *bench) trigger(ctx context.Context) error {
-	const n = 100_000
+	const n = 300_000
 	plain, captured := orders, orders
 	plain.name, captured.name = "plain", "captured"
 	for _, w := range []workload{plain, captured} {
@@ -206,6 +207,56 @@ func (b *bench) rolledBack(ctx context.Context, sql string) (took time.Duration,
 	_, err = tx.Exec(ctx, sql)
 	took = time.Since(began)
 	return took, errors.Join(err, tx.Rollback(context.WithoutCancel(ctx)))
+}
+
+// changes measures how long captured changes take, from the commit of one statement that updates every row of orders to the
+// last of them acknowledged.
+func (b *bench) changes(ctx context.Context) error {
+	if err := b.table(ctx, orders); err != nil {
+		return err
+	}
+	var floors, all []time.Duration
+	for range b.rounds {
+		floor, err := b.timed(ctx, orders, empty, contenders[0])
+		if err != nil {
+			return err
+		}
+		floors = append(floors, floor)
+		if err := errors.Join(b.receiver.exec(ctx, "VACUUM ANALYZE orders"), b.product.clear(ctx), b.settle(ctx)); err != nil {
+			return err
+		}
+		if err := b.source.exec(ctx, "UPDATE orders SET paid = NOT paid"); err != nil {
+			return err
+		}
+		committed := time.Now()
+		if err := await(ctx, "the outbox to be empty", func() (pushed bool, err error) {
+			err = b.source.QueryRow(ctx, "SELECT NOT EXISTS (SELECT FROM "+side.SchemaName(site, source)+".outbox)").Scan(&pushed)
+			return pushed, errors.Join(err, b.product.alive())
+		}); err != nil {
+			return err
+		}
+		at, _, err := b.product.drained(ctx)
+		if err != nil {
+			return err
+		}
+		all = append(all, at.Sub(committed))
+		b.say("%d captured changes: %.2f s, the floor %.2f s", b.rows, at.Sub(committed).Seconds(), floor.Seconds())
+		var there, here int64
+		const paid = "SELECT count(*) FROM orders WHERE paid"
+		if err := errors.Join(b.source.QueryRow(ctx, paid).Scan(&there), b.receiver.QueryRow(ctx, paid).Scan(&here), b.explained(ctx)); err != nil {
+			return err
+		}
+		if there != here {
+			return fmt.Errorf("%d rows are paid on the source, %d on the receiver", there, here)
+		}
+		if err := b.source.exec(ctx, "VACUUM orders"); err != nil {
+			return err
+		}
+	}
+	section := fmt.Sprintf("%d captured changes, updates of one statement", b.rows)
+	b.report.figure(section, floorName, fmt.Sprintf("%.2f s, 1.00 of the floor", median(floors).Seconds()))
+	b.report.figure(section, "pushed, applied, acknowledged", fmt.Sprintf("%.2f s, %s of the floor", median(all).Seconds(), ratio(median(all), median(floors))))
+	return nil
 }
 
 // reconciled runs a full reconciliation of orders and returns how long it took.

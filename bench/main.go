@@ -57,7 +57,7 @@ func parts() (all []part) {
 		all = append(all, part{w.name, func(b *bench, ctx context.Context) error { return b.contest(ctx, w) }})
 	}
 	return append(all,
-		part{"live", (*bench).live}, part{"trigger", (*bench).trigger}, part{"proof", (*bench).proof},
+		part{"live", (*bench).live}, part{"changes", (*bench).changes}, part{"trigger", (*bench).trigger}, part{"proof", (*bench).proof},
 		part{"review", (*bench).review}, part{"idle", (*bench).idle}, part{"steady", (*bench).steady})
 }
 

@@ -84,7 +84,7 @@ func (b *bench) steps(ctx context.Context, w workload, group string) error {
 	}
 	judged := time.Now()
 	p.halt(receiverAgent)
-	if err := errors.Join(b.settle(ctx), p.approve(ctx, r)); err != nil {
+	if err := errors.Join(b.settle(ctx), p.missed(ctx, receiver), p.approve(ctx, r)); err != nil {
 		return err
 	}
 	if r, err = p.finished(ctx, r.ID); err != nil {

@@ -144,6 +144,14 @@ func (p *product) halt(role string) {
 	delete(p.roles, role)
 }
 
+// missed waits until a side's agent, which was halted, is held to be away: until then a release waits for it.
+func (p *product) missed(ctx context.Context, name string) error {
+	return await(ctx, "the agent of "+name+" to be missed", func() (away bool, err error) {
+		err = p.b.control.QueryRow(ctx, `SELECT agent_seen_at < clock_timestamp() - interval '16 s' FROM backfill_control.side WHERE site = $1 AND name = $2`, site, name).Scan(&away)
+		return away, err
+	})
+}
+
 func (p *product) alive() error {
 	for role, process := range p.roles {
 		select {

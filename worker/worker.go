@@ -48,7 +48,7 @@ func Control(ctx context.Context, cfg Config) error {
 	w.RegisterWorkflowWithOptions(workflows.ShadowRead, workflow.RegisterOptions{Name: "ShadowRead"})
 	w.RegisterWorkflowWithOptions(workflows.Sweep, workflow.RegisterOptions{Name: "Sweep"})
 	w.RegisterWorkflowWithOptions(workflows.Retention, workflow.RegisterOptions{Name: "Retention"})
-	w.RegisterActivity(&activities.Control{Store: cfg.Store, Log: cfg.Log, SweepEvery: 5 * time.Second, ReleaseRows: 10_000, Lead: 20_000, Keep: cfg.Keep,
+	w.RegisterActivity(&activities.Control{Store: cfg.Store, Log: cfg.Log, SweepEvery: 5 * time.Second, ReleaseRows: 20_000, Lead: 40_000, Keep: cfg.Keep,
 		StartBackfill: cfg.startBackfill, StartSync: cfg.startSync, Running: cfg.running, Refresh: cfg.refresh, StartReconcile: cfg.startReconcile})
 	if err := w.Start(); err != nil {
 		return fmt.Errorf("control worker: %w", err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -17,6 +18,14 @@ import (
 func (s *Store) CopyStagedKeys(ctx context.Context, id, after, to int64, w io.Writer) error {
 	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
 		SELECT n, key FROM backfill_control.staged WHERE request_id = %d AND n > %d AND n <= %d ORDER BY n) TO STDOUT (FORMAT binary)`, id, after, to))
+}
+
+// StagedBounds returns the keys of two staged rows by their numbers.
+func (s *Store) StagedBounds(ctx context.Context, id, first, last int64) (low, high backfill.Key, err error) {
+	err = s.pool.QueryRow(ctx, `
+		SELECT l.key, h.key FROM backfill_control.staged l, backfill_control.staged h WHERE l.request_id = $1 AND l.n = $2 AND h.request_id = $1 AND h.n = $3`,
+		id, first, last).Scan(&low, &high)
+	return low, high, one(err, "staged rows of request %d", id)
 }
 
 // CopyStagedRows writes the staged rows of those numbers in COPY's binary form: n,
@@ -52,17 +61,39 @@ func (s *Store) StoreEffects(ctx context.Context, id, revision, after, to, at in
 		if _, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.judged (request_id, n, effect, receiver, result, problem) FROM STDIN (FORMAT binary)`); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, `
-			WITH c AS (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s FROM pg_temp.judged),
-			u AS (UPDATE backfill_control.request r
-			   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s, judged_seq = least(judged_seq, $4), result_layout = nullif($6::bigint, 0)
-			  FROM c WHERE r.id = $1 AND r.classified = $2 AND r.revision = $5 AND r.state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW') RETURNING r.id)
-			INSERT INTO backfill_control.judged (request_id, upto, n_insert, n_overwrite, n_identical) SELECT u.id, $3, c.i, c.o, c.s FROM u, c`,
-			id, after, to, at, revision, layout)
-		if err != nil || tag.RowsAffected() == 0 {
+		var uniform bool
+		err := tx.QueryRow(ctx, `
+			WITH c AS (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s FROM pg_temp.judged)
+			`+countEffects, id, after, to, at, revision, layout).Scan(&uniform)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.effect SELECT * FROM pg_temp.judged`); err != nil {
+		if !uniform {
+			if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.effect SELECT * FROM pg_temp.judged`); err != nil {
+				return err
+			}
+		}
+		return notifyID(ctx, tx, "request", id)
+	})
+}
+
+// countEffects adds the counts of a chunk, in c, to the request's, and reports whether all
+// rows of it are inserts or all identical; no row when nothing is to be stored.
+const countEffects = `,
+	u AS (UPDATE backfill_control.request r
+	   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s, judged_seq = least(judged_seq, $4), result_layout = nullif($6::bigint, 0)
+	  FROM c WHERE r.id = $1 AND r.classified = $2 AND r.revision = $5 AND r.state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW') RETURNING r.id)
+	INSERT INTO backfill_control.judged (request_id, upto, n_insert, n_overwrite, n_identical, uniform)
+	SELECT u.id, $3, c.i, c.o, c.s, (CASE WHEN $6 = 0 THEN CASE $3 - $2 WHEN c.i THEN 'i' WHEN c.s THEN '=' END END)::"char" FROM u, c RETURNING uniform IS NOT NULL`
+
+// StoreInserts is StoreEffects where all rows of the chunk would be inserts.
+func (s *Store) StoreInserts(ctx context.Context, id, revision, after, to, at int64) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `WITH c AS (SELECT $3::bigint - $2::bigint AS i, 0 AS o, 0 AS s)`+countEffects, id, after, to, at, revision, 0)
+		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}
 		return notifyID(ctx, tx, "request", id)

@@ -213,10 +213,21 @@ func (s *Store) QueueDepth(ctx context.Context, direction int32, enough int64) (
 	return n, err
 }
 
-// Applied is up to which change of a direction the receiver has acknowledged.
-func (s *Store) Applied(ctx context.Context, direction int32) (seq int64, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT applied_seq FROM backfill_control.direction WHERE id = $1`, direction).Scan(&seq)
-	return seq, err
+// Lead is how far a direction's queue is ahead of its receiver.
+type Lead struct {
+	Rows    int64 // queued and not acknowledged; some more where directions push at once
+	Applied int64 // the receiver has acknowledged up to here
+	Away    bool  // the receiver's agent has given no sign of life for some time
+}
+
+// Lead tells how far a direction's queue is ahead, from the batches it came in.
+func (s *Store) Lead(ctx context.Context, direction int32) (l Lead, err error) {
+	err = s.pool.QueryRow(ctx, `
+		SELECT coalesce((SELECT sum(b.last_seq - greatest(b.first_seq, d.applied_seq + 1) + 1) FROM backfill_control.batch b WHERE b.direction = d.id AND b.last_seq > d.applied_seq), 0)::bigint,
+		       d.applied_seq, coalesce(n.agent_seen_at < clock_timestamp() - interval '15 s', false)
+		  FROM backfill_control.direction d JOIN backfill_control.side n ON n.site = d.site AND n.name = d.to_side WHERE d.id = $1`, direction).
+		Scan(&l.Rows, &l.Applied, &l.Away)
+	return l, err
 }
 
 // MayGo tells whether a request's walk (under a lease) or release (lease nil) may go

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,10 +24,16 @@ type Position struct {
 type Batch struct {
 	To   Position
 	Rows int64 // to be applied; 0 when all of them are dropped
+
+	// Of rows that a backfill has sent: the request's table and layout.
+	Released bool
+	TableID  int32
+	LayoutID int64
 }
 
 // Next returns the batch after a position: at most limit entries and about
-// maxBytes of them; To equals the position when there is nothing. It is a Refused
+// maxBytes of them, either the rows of one request or captured changes; To equals the
+// position when there is nothing. It is a Refused
 // error when the position is not one this control database has given out: then
 // the receiver or the control database was restored; and while the source may not
 // go on.
@@ -35,17 +42,30 @@ func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, lim
 	if err := s.verify(ctx, d, at); err != nil {
 		return b, err
 	}
-	var to *int64
-	err := s.pool.QueryRow(ctx, `
-		WITH w AS (
-		    SELECT seq, dropped, row_number() OVER (ORDER BY seq) AS n,
-		           sum(coalesce(pg_column_size(row), 0) + coalesce(pg_column_size(key), 0)) OVER (ORDER BY seq) AS bytes
-		      FROM (SELECT * FROM backfill_control.entry WHERE direction = $1 AND seq > $2 ORDER BY seq LIMIT $3) e)
-		SELECT max(seq), count(*) FILTER (WHERE NOT dropped) FROM w WHERE n = 1 OR bytes <= $4`, d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows)
+	const ahead = `
+		WITH e AS (
+		    SELECT seq, dropped, request_id, table_id, layout_id, coalesce(pg_column_size(row), 0) + coalesce(pg_column_size(key), 0) AS size
+		      FROM backfill_control.entry WHERE direction = $1 AND seq > $2 ORDER BY seq LIMIT $3)`
+	const batch = ` max(seq), count(*) FILTER (WHERE NOT dropped), max(request_id), coalesce(max(table_id), 0), max(layout_id) `
+	var to, request, layout *int64
+	var whole bool
+	err := s.pool.QueryRow(ctx, ahead+`
+		SELECT`+batch+`, coalesce(sum(size) <= $4 AND (count(request_id) = 0 OR count(request_id) = count(*) AND min(request_id) = max(request_id)), true) FROM e`,
+		d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &request, &b.TableID, &layout, &whole)
+	if err == nil && !whole {
+		err = s.pool.QueryRow(ctx, ahead+`,
+			others AS (SELECT min(seq) AS other FROM e WHERE request_id IS DISTINCT FROM (SELECT request_id FROM e ORDER BY seq LIMIT 1)),
+			w AS (SELECT e.*, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM e)
+			SELECT`+batch+`FROM w, others WHERE (n = 1 OR bytes <= $4) AND (other IS NULL OR seq < other)`,
+			d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &request, &b.TableID, &layout)
+	}
 	if err != nil || to == nil {
 		return b, err
 	}
 	b.To.Seq = *to
+	if b.Released = request != nil; b.Released {
+		b.LayoutID = *layout
+	}
 	err = s.pool.QueryRow(ctx, `
 		SELECT nonce FROM backfill_control.batch WHERE direction = $1 AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1`, d.ID, b.To.Seq).Scan(&b.To.Nonce)
 	return b, err
@@ -129,6 +149,18 @@ func (s *Store) CopyBatch(ctx context.Context, direction int32, p Part, w io.Wri
 	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
 		SELECT seq, table_id, layout_id, op, key, row, stamp, request_id IS NOT NULL FROM backfill_control.entry
 		 WHERE direction = %d AND seq > %d AND seq <= %d%s AND NOT dropped ORDER BY seq) TO STDOUT (FORMAT binary)`, direction, p.After, p.To, of))
+}
+
+// CopyValues writes the values of a batch of released rows, of that many columns, in
+// COPY's text form.
+func (s *Store) CopyValues(ctx context.Context, direction int32, p Part, columns int, w io.Writer) error {
+	values := make([]string, columns)
+	for i := range values {
+		values[i] = fmt.Sprintf("row[%d]", i+1)
+	}
+	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
+		SELECT %s FROM backfill_control.entry WHERE direction = %d AND seq > %d AND seq <= %d AND NOT dropped ORDER BY seq) TO STDOUT`,
+		strings.Join(values, ", "), direction, p.After, p.To))
 }
 
 // BareEntry is a change without its row.

@@ -85,7 +85,8 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 			SELECT $2, $3, r.layout_id, r.id, s.snap, 'u', s.key, s.row, s.stamp
 			  FROM backfill_control.request r JOIN backfill_control.staged s ON s.request_id = r.id
 			 WHERE r.id = $1 AND s.n > $4 AND s.n <= $5 AND s.superseded_by IS NULL
-			   AND NOT ($6 AND EXISTS (SELECT FROM backfill_control.effect e WHERE e.request_id = s.request_id AND e.n = s.n AND e.effect = '='))
+			   AND NOT ($6 AND (EXISTS (SELECT FROM backfill_control.effect e WHERE e.request_id = s.request_id AND e.n = s.n AND e.effect = '=')
+			                    OR '=' IS NOT DISTINCT FROM (SELECT j.uniform FROM backfill_control.judged j WHERE j.request_id = s.request_id AND j.upto >= s.n ORDER BY j.upto LIMIT 1)))
 			 ORDER BY s.n`, id, d, table, from, to, skip)
 		if err != nil {
 			return err
@@ -100,8 +101,7 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 		}
 		done = to == staged
 		if _, err := tx.Exec(ctx, `
-			WITH passed AS (SELECT count(*) FILTER (WHERE superseded_by IS NOT NULL) AS superseded
-			                  FROM backfill_control.staged WHERE request_id = $1 AND n > $2 AND n <= $3)
+			WITH passed AS (SELECT count(*) AS superseded FROM backfill_control.staged WHERE request_id = $1 AND n > $2 AND n <= $3 AND superseded_by IS NOT NULL)
 			UPDATE backfill_control.request r
 			   SET released_up_to = $3, released = r.released + $4, superseded = r.superseded + p.superseded,
 			       skipped = r.skipped + ($3 - $2 - $4 - p.superseded), 
@@ -197,15 +197,27 @@ func giveWay(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, f
 // were judged: it may have changed the receiver's row since, without having
 // overtaken the staged one. Such rows are sent.
 func unjudge(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, from, last int64) error {
-	_, err := tx.Exec(ctx, `
+	touched := `
 		WITH later AS MATERIALIZED (
 		    SELECT e.op, e.key FROM backfill_control.request r JOIN backfill_control.entry e
 		        ON e.direction = $2 AND e.seq > CASE WHEN r.released_up_to = 0 THEN r.judged_seq ELSE r.checked_seq END
 		     WHERE r.id = $1 AND e.table_id = $3 AND e.seq <= $5 AND NOT e.dropped),
 		touched AS (
-		    SELECT s.n FROM later JOIN backfill_control.staged s ON s.request_id = $1 AND `+keyIs("later.key")+`
+		    SELECT s.n FROM later JOIN backfill_control.staged s ON s.request_id = $1 AND ` + keyIs("later.key") + ` AND s.n > $4
 		    UNION
-		    SELECT s.n FROM backfill_control.staged s WHERE s.request_id = $1 AND EXISTS (SELECT FROM later WHERE op = 't')),
+		    SELECT s.n FROM backfill_control.staged s WHERE s.request_id = $1 AND s.n > $4 AND EXISTS (SELECT FROM later WHERE op = 't')),`
+	// Chunks that are identical as a whole come to be spelled out row by row.
+	if _, err := tx.Exec(ctx, touched+`
+		chunk AS (SELECT coalesce(lag(upto) OVER (ORDER BY upto), 0) AS start, upto, uniform FROM backfill_control.judged WHERE request_id = $1),
+		spelled AS (
+		    UPDATE backfill_control.judged j SET uniform = NULL FROM chunk c
+		     WHERE j.request_id = $1 AND j.upto = c.upto AND c.uniform = '=' AND EXISTS (SELECT FROM touched WHERE touched.n > c.start AND touched.n <= c.upto)
+		    RETURNING c.start, c.upto)
+		INSERT INTO backfill_control.effect (request_id, n, effect) SELECT $1, n, '=' FROM spelled, generate_series(spelled.start + 1, spelled.upto) n`,
+		id, direction, table, from, last); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, touched+`
 		gone AS (
 		    UPDATE backfill_control.effect e SET effect = '?' FROM touched
 		     WHERE e.request_id = $1 AND e.n = touched.n AND e.n > $4 AND e.effect = '=' RETURNING e.n),

@@ -45,7 +45,7 @@ type Overtaking struct {
 // StagedRows returns up to limit staged rows of a request after position after,
 // in key order; effect "" means all.
 func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect, after int64, limit int) ([]StagedRow, error) {
-	const columns = `SELECT s.n, s.key, s.row, e.effect, e.receiver, e.result, coalesce(e.problem, ''), s.superseded_by, o.op, o.at, o.state `
+	const columns = `SELECT s.n, s.key, s.row, coalesce(e.effect, j.uniform), e.receiver, e.result, coalesce(e.problem, ''), s.superseded_by, o.op, o.at, o.state `
 	const overtaken = `
 			LEFT JOIN LATERAL (SELECT x.created_at AS at, ` + opOf + ` AS op, ` + stateOf + ` AS state
 			    FROM backfill_control.request r JOIN backfill_control.direction o ON o.id = r.direction
@@ -53,7 +53,8 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 			    JOIN backfill_control.entry x ON x.direction = d.id AND x.seq = s.superseded_by` + asideOf + `
 			   WHERE r.id = $1 AND s.superseded_by IS NOT NULL) o ON true `
 	// The bound is given for effects too: a merge of both would read those of all rows before.
-	const plain = columns + `FROM backfill_control.staged s LEFT JOIN backfill_control.effect e ON e.request_id = s.request_id AND e.n = s.n AND e.n > $2` + overtaken
+	const plain = columns + `FROM backfill_control.staged s LEFT JOIN backfill_control.effect e ON e.request_id = s.request_id AND e.n = s.n AND e.n > $2
+			LEFT JOIN LATERAL (SELECT uniform FROM backfill_control.judged WHERE request_id = s.request_id AND upto >= s.n ORDER BY upto LIMIT 1) j ON true ` + overtaken
 	var sql string
 	args := []any{id, after, limit}
 	switch effect {
@@ -71,9 +72,17 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 			    ORDER BY n LIMIT $3)
 			` + plain + `JOIN wanted ON wanted.n = s.n WHERE s.request_id = $1 ORDER BY s.n`
 	default:
-		// Through the index by effect, so that a rare effect is found without reading the others.
-		sql = columns + `FROM backfill_control.effect e JOIN backfill_control.staged s ON s.request_id = e.request_id AND s.n = e.n AND s.n > $2` + overtaken + `
-			WHERE e.request_id = $1 AND e.n > $2 AND e.effect = $4::"char" ORDER BY e.n LIMIT $3`
+		// Through the index by effect, so that a rare effect is found without reading the
+		// others, and from the first chunks that have no other.
+		sql = `WITH chunk AS (SELECT coalesce(lag(upto) OVER (ORDER BY upto), 0) AS start, upto, uniform FROM backfill_control.judged WHERE request_id = $1),
+			near AS (SELECT greatest(start, $2) AS start, upto, sum(upto - greatest(start, $2)) OVER (ORDER BY upto) AS hits
+			           FROM chunk WHERE uniform = $4::"char" AND upto > $2),
+			wanted AS (
+			    (SELECT n FROM backfill_control.effect WHERE request_id = $1 AND effect = $4::"char" AND n > $2 ORDER BY n LIMIT $3)
+			    UNION ALL
+			    (SELECT n FROM near, generate_series(start + 1, least(upto, start + $3)) n WHERE hits - (upto - start) < $3)
+			    ORDER BY n LIMIT $3)
+			` + plain + `JOIN wanted ON wanted.n = s.n WHERE s.request_id = $1 ORDER BY s.n`
 		args = append(args, effectCodes[effect])
 	}
 	rows, err := s.pool.Query(ctx, sql, args...)
@@ -109,14 +118,14 @@ func effectOf(code *string) backfill.Effect {
 // plus the chunk's own.
 const judgedChunks = `
 	WITH chunk AS (
-	    SELECT coalesce(lag(upto) OVER (ORDER BY upto), 0) AS start, upto, n_insert, n_overwrite, n_identical
+	    SELECT coalesce(lag(upto) OVER (ORDER BY upto), 0) AS start, upto, n_insert, n_overwrite, n_identical, uniform
 	      FROM backfill_control.judged WHERE request_id = $1
 	    UNION ALL
-	    SELECT classified, staged, 0, 0, 0 FROM backfill_control.request WHERE id = $1 AND staged > classified),
+	    SELECT classified, staged, 0, 0, 0, NULL FROM backfill_control.request WHERE id = $1 AND staged > classified),
 	counted AS (
-	    SELECT start, upto, CASE $2::"char" WHEN 'i' THEN n_insert WHEN 'o' THEN n_overwrite WHEN '=' THEN n_identical
+	    SELECT start, upto, uniform, CASE $2::"char" WHEN 'i' THEN n_insert WHEN 'o' THEN n_overwrite WHEN '=' THEN n_identical
 	                                        ELSE upto - start - n_insert - n_overwrite - n_identical END AS own FROM chunk),
-	summed AS (SELECT start, upto, own, coalesce(sum(own) OVER (ORDER BY start ROWS UNBOUNDED PRECEDING), 0)::bigint AS hits FROM counted)`
+	summed AS (SELECT start, upto, uniform, own, coalesce(sum(own) OVER (ORDER BY start ROWS UNBOUNDED PRECEDING), 0)::bigint AS hits FROM counted)`
 
 // StagedAt returns the staged position after which the rows of an effect go on
 // once skip of them were passed; effect "" means all.
@@ -131,9 +140,9 @@ func (s *Store) StagedAt(ctx context.Context, id int64, effect backfill.Effect, 
 		return after, err
 	}
 	err = s.pool.QueryRow(ctx, judgedChunks+`,
-		found AS (SELECT start, upto, $3 - (hits - own) AS left_over FROM summed WHERE hits > $3 ORDER BY start LIMIT 1)
+		found AS (SELECT start, upto, uniform, $3 - (hits - own) AS left_over FROM summed WHERE hits > $3 ORDER BY start LIMIT 1)
 		SELECT coalesce(
-		    (SELECT CASE WHEN f.start < r.classified
+		    (SELECT CASE WHEN f.start < r.classified AND f.uniform IS NULL
 		                 THEN (SELECT e.n - 1 FROM backfill_control.effect e
 		                        WHERE e.request_id = $1 AND e.effect = $2::"char" AND e.n > f.start ORDER BY e.n OFFSET f.left_over LIMIT 1)
 		                 ELSE f.start + f.left_over END
@@ -155,6 +164,7 @@ func (s *Store) StagedRank(ctx context.Context, id int64, effect backfill.Effect
 	err = s.pool.QueryRow(ctx, judgedChunks+`
 		SELECT coalesce((SELECT hits FROM summed WHERE upto <= $3 ORDER BY upto DESC LIMIT 1), 0)
 		     + coalesce((SELECT CASE WHEN c.start >= r.classified THEN CASE WHEN $2::"char" = '?' THEN $3 - c.start ELSE 0 END
+		                             WHEN c.uniform IS NOT NULL THEN CASE WHEN c.uniform = $2::"char" THEN $3 - c.start ELSE 0 END
 		                             ELSE (SELECT count(*) FROM backfill_control.effect e
 		                                    WHERE e.request_id = $1 AND e.effect = $2::"char" AND e.n > c.start AND e.n <= $3) END
 		                   FROM summed c, backfill_control.request r WHERE r.id = $1 AND c.start < $3 AND c.upto > $3), 0)`,

@@ -138,16 +138,19 @@ func (s *Store) Freeze(ctx context.Context, l *Lease, f Frozen) error {
 
 // StagePage commits one page: its rows, the resume key and the counters in one
 // transaction under the lease's epoch. copyRows writes the rows in COPY's binary form
-// (request_id, n, snap, key, row, stamp) and returns after making what it read durable on
-// the source, with the number of that read.
-func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func(io.Reader) error) (reads int64, err error)) (rows int64, resume backfill.Key, err error) {
-	err = s.in(ctx, func(tx pgx.Tx) error {
+// (request_id, n, snap, key, row, stamp), the first of which has the number after, and
+// returns after making what it read durable on the source, with the number of that read.
+// copied is told how many rows there are, and the last one's key, before they are
+// committed: the next page may be read then, and is not to be staged before this returns.
+func (s *Store) StagePage(ctx context.Context, l *Lease, after int64, copyRows func(load func(io.Reader) error) (reads int64, err error), copied func(rows int64, last backfill.Key)) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT set_config('application_name', $1, true)`, walkName(l.RequestID)); err != nil {
 			return err
 		}
 		if err := mayWalk(ctx, tx, l); err != nil {
 			return err
 		}
+		var rows int64
 		reads, err := copyRows(func(r io.Reader) error {
 			tag, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY backfill_control.staged (request_id, n, snap, key, row, stamp) FROM STDIN (FORMAT binary)`)
 			rows = tag.RowsAffected()
@@ -156,16 +159,16 @@ func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func
 		if err != nil {
 			return err
 		}
+		var last backfill.Key
+		if err := tx.QueryRow(ctx, `SELECT (SELECT key FROM backfill_control.staged WHERE request_id = $1 AND n = $2::bigint)`, l.RequestID, after+rows).Scan(&last); err != nil {
+			return err
+		}
+		copied(rows, last)
 		// The request is locked only now, so that nobody waits for a slow page.
 		if err := s.fence(ctx, tx, l); err != nil {
 			return err
 		}
-		// staged is also the number of the last row: its key is the resume key.
-		if err := tx.QueryRow(ctx, `
-			UPDATE backfill_control.request r
-			   SET staged = r.staged + $2,
-			       resume_key = coalesce((SELECT s.key FROM backfill_control.staged s WHERE s.request_id = r.id AND s.n = r.staged + $2), r.resume_key)
-			 WHERE id = $1 RETURNING resume_key`, l.RequestID, rows).Scan(&resume); err != nil {
+		if _, err := tx.Exec(ctx, `UPDATE backfill_control.request SET staged = $2, resume_key = coalesce($3, resume_key) WHERE id = $1`, l.RequestID, after+rows, last); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `
@@ -174,7 +177,6 @@ func (s *Store) StagePage(ctx context.Context, l *Lease, copyRows func(load func
 		}
 		return notifyID(ctx, tx, "request", l.RequestID)
 	})
-	return rows, resume, err
 }
 
 // mayWalk spares the work of a page that the fence would refuse at its end.

@@ -63,7 +63,7 @@ var scale = regexp.MustCompile(`^numeric\(\d+,(-?\d+)\)$`)
 func pair(s, r Column) (source, receiver string) {
 	plain := func(c Column) string {
 		// The braces of the row are put in last, so that a column's name may hold some.
-		return strings.ReplaceAll(c.text("\x00"), "\x00", "{}")
+		return strings.ReplaceAll(c.Text("\x00"), "\x00", "{}")
 	}
 	ref := func(c Column) string { return "{}." + Ident(c.Name) }
 	as := func(c Column, typ string) string { return "CAST(" + ref(c) + " AS " + typ + ")::text" }

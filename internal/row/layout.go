@@ -99,9 +99,9 @@ func Ident(parts ...string) string { return pgx.Identifier(parts).Sanitize() }
 // which every connection of ours pins.
 func Literal(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
 
-// text is the one expression that turns a column into its text, in triggers,
+// Text is the one expression that turns a column into its text, in triggers,
 // pushes, walks and comparisons alike. source is an alias.
-func (c Column) text(source string) string { return c.textOf(source + "." + Ident(c.Name)) }
+func (c Column) Text(source string) string { return c.textOf(source + "." + Ident(c.Name)) }
 
 // textOf is the text of an expression of the column's type.
 func (c Column) textOf(ref string) string {
@@ -125,7 +125,7 @@ func (l *Layout) RowText(source string) string { return array(l.Columns, source)
 func array(columns []Column, source string) string {
 	parts := make([]string, len(columns))
 	for i, c := range columns {
-		parts[i] = c.text(source)
+		parts[i] = c.Text(source)
 	}
 	return "ARRAY[" + strings.Join(parts, ", ") + "]::text[]"
 }
@@ -194,6 +194,9 @@ func (l *Layout) KeyEquals(source, expr string) string {
 // KeyAfter is the SQL for "the key of an alias comes after this one", and KeyUpTo
 // for "not after". All columns ascend and none is NULL.
 func (l *Layout) KeyAfter(source string, key []string) string { return l.compare(source, key, ">") }
+
+// KeyFromOn is the SQL for "the key of an alias is this one or comes after it".
+func (l *Layout) KeyFromOn(source string, key []string) string { return l.compare(source, key, ">=") }
 
 // KeyUpTo is the SQL for "the key of an alias is this one or comes before it".
 func (l *Layout) KeyUpTo(source string, key []string) string { return l.compare(source, key, "<=") }

@@ -33,6 +33,11 @@ type Feed struct {
 	// Copy writes rows in COPY's binary form: seq, table_id, layout_id, op, key, row,
 	// stamp, and whether a backfill has sent it.
 	Copy func(context.Context, Part, io.Writer) error
+	// Released says of the batch that Next gave whether it is rows of one backfill, and
+	// then of which table and layout. CopyValues writes the values of such a batch, of
+	// that many columns, in COPY's text form. Both may be nil.
+	Released   func() (tableID int32, layoutID int64, ok bool)
+	CopyValues func(ctx context.Context, p Part, columns int, w io.Writer) error
 	// Entry returns one of the changes without its row.
 	Entry func(ctx context.Context, seq int64) (Entry, error)
 	// Layout returns the layout rows were read under.
@@ -142,11 +147,18 @@ func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
 			}
 		}
 		if rows > 0 {
-			if err := b.load(ctx, Part{After: from.Seq, To: to.Seq, Except: b.refused.stopped}); err != nil {
+			part := Part{After: from.Seq, To: to.Seq, Except: b.refused.stopped}
+			straight, err := b.straight(ctx, part, rows)
+			if err != nil {
 				return err
 			}
-			if err := b.apply(ctx); err != nil {
-				return err
+			if !straight {
+				if err := b.load(ctx, part); err != nil {
+					return err
+				}
+				if err := b.apply(ctx); err != nil {
+					return err
+				}
 			}
 			if err := b.storeStreaks(ctx); err != nil {
 				return err
@@ -211,7 +223,7 @@ func (b *batch) begin(ctx context.Context) error {
 	}
 	_, err := b.tx.Exec(ctx, `
 		CREATE TEMP TABLE IF NOT EXISTS incoming (
-		    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, seq bigint, table_id integer, layout_id bigint,
+		    id bigint GENERATED ALWAYS AS IDENTITY, seq bigint, table_id integer, layout_id bigint,
 		    op "char", key text[] COLLATE "C", "row" text[] COLLATE "C", stamp bigint, released boolean,
 		    sent text[], -- the row as it was sent, once a mapping has made another of it
 		    -- of two-way tables, see held: a person decides, or has decided for it

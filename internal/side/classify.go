@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -25,7 +26,10 @@ import (
 // that is identical nothing is told while a change of its key is set aside here,
 // because a retry of that would change the row again.
 //
-// keys may be nil: no row is loaded, and none given an effect.
+// keys may be nil: no row is loaded, and none given an effect. bounds, of rows that were
+// staged in the order of their keys, are the chunk's first and last key: where nothing
+// here lies between them, and in a table without any page, no row is loaded either, and
+// fresh is called in place of store: all are inserts.
 //
 // With a mapping the effect is that of the row that it makes, and that row follows, or
 // why there is none; such a row has the effect ?, and the row that is here is in the
@@ -33,7 +37,7 @@ import (
 //
 // at, which store is told, is how far at least the other side's changes had been
 // applied when the rows were looked at: changes above it may change what is identical.
-func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Relation, mapping *row.Mapping, layout *row.Layout, keys func(io.Writer) error, rows func(numbers []int64, w io.Writer) error, store func(at int64, r io.Reader) error) error {
+func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Relation, mapping *row.Mapping, layout *row.Layout, bounds []backfill.Key, keys func(io.Writer) error, rows func(numbers []int64, w io.Writer) error, store func(at int64, r io.Reader) error, fresh func(at int64) error) error {
 	parsed, err := backfill.ParseTableName(r.Name)
 	if err != nil {
 		return err
@@ -64,6 +68,15 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Re
 		if err != nil {
 			return err
 		}
+		// A row may have a character that a database of another encoding lacks: all are loaded.
+		anyCharacter := tx.Conn().PgConn().ParameterStatus("server_encoding") == "UTF8"
+		if keys != nil && anyCharacter && mapping == nil {
+			if none, err := nothingBetween(ctx, tx, t, layout, bounds); err != nil {
+				return err
+			} else if none {
+				return fresh(at)
+			}
+		}
 		if _, err := tx.Exec(ctx, byIndex+`
 			CREATE TEMP TABLE IF NOT EXISTS chunk (n bigint, key text[] COLLATE "C", "row" text[] COLLATE "C", problem text) ON COMMIT DELETE ROWS`); err != nil {
 			return err
@@ -79,7 +92,7 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Re
 				return err
 			}
 			wanted := fmt.Sprintf(`USING %s t WHERE %s`, t.SQL, t.Layout.KeyEquals("t", "c.key"))
-			if mapping != nil || tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
+			if mapping != nil || !anyCharacter {
 				wanted = "" // all: what is made of each is shown, or a row may have a character that this database lacks
 			}
 			var numbers []int64
@@ -140,6 +153,40 @@ func transformChunk(ctx context.Context, tx pgx.Tx, made string, numbers []int64
 	}
 	return transformChunk(ctx, tx, made, numbers[half:])
 }
+
+// nothingBetween reports whether the table holds no row of a chunk, as far as that is
+// told by its size, or by one look into the index of its key.
+func nothingBetween(ctx context.Context, tx pgx.Tx, t *Table, staged *row.Layout, bounds []backfill.Key) (none bool, err error) {
+	if err := tx.QueryRow(ctx, `
+		SELECT pg_relation_size($1::oid) = 0 AND NOT EXISTS (SELECT FROM pg_partition_tree($1::oid::regclass) WHERE pg_relation_size(relid) > 0)`, t.OID).Scan(&none); err != nil || none {
+		return none, err
+	}
+	if bounds == nil || !sameOrder(staged, t.Layout) {
+		return false, nil
+	}
+	if _, err := tx.Exec(ctx, `SET LOCAL enable_seqscan = off`); err != nil {
+		return false, err
+	}
+	err = tx.QueryRow(ctx, fmt.Sprintf(`SELECT NOT EXISTS (SELECT FROM %s t WHERE %s AND %s)`, t.SQL, t.Layout.KeyFromOn("t", bounds[0]), t.Layout.KeyUpTo("t", bounds[1]))).Scan(&none)
+	if err != nil {
+		return false, err
+	}
+	_, err = tx.Exec(ctx, `SET LOCAL enable_seqscan = on`)
+	return none, err
+}
+
+// sameOrder reports whether keys have one order on both sides: they are of the same types,
+// and of such as know no collation.
+func sameOrder(staged, here *row.Layout) bool {
+	there := staged.KeyColumns()
+	return !slices.ContainsFunc(here.KeyColumns(), func(c row.Column) bool {
+		i := slices.IndexFunc(there, func(s row.Column) bool { return s.Name == c.Name })
+		return there[i].Type != c.Type || !slices.Contains(ordered, c.Type)
+	})
+}
+
+// ordered are the types of most keys that have one order wherever they are.
+var ordered = []string{"smallint", "integer", "bigint", "numeric", "uuid", "date", "timestamp without time zone", "timestamp with time zone"}
 
 // asStaged is the SQL of a row here as text[], in the order of the staged columns.
 func asStaged(staged, here *row.Layout) (string, error) {

@@ -187,12 +187,16 @@ func functionName(table backfill.TableName) string {
 // Rows applied by the agent are not captured again: the setting alone could be
 // set by anyone, so the session must also be the agent's role.
 func (db *DB) captureBody(t *Table, role string) string {
-	key := t.Layout.KeyText("r")
+	key, oldKey := t.Layout.KeyText("r"), t.Layout.KeyText("o")
+	var same []string
+	for _, c := range t.Layout.KeyColumns() {
+		same = append(same, fmt.Sprintf(`(%s) COLLATE "C" = (%s) COLLATE "C"`, c.Text("r"), c.Text("o")))
+	}
 	var columns []string
 	for _, name := range t.Layout.Key {
 		columns = append(columns, row.Literal(name))
 	}
-	s := strings.NewReplacer("{outbox}", db.schema+".outbox", "{table}", row.Literal(t.Name.String()), "{key}", key,
+	s := strings.NewReplacer("{outbox}", db.schema+".outbox", "{table}", row.Literal(t.Name.String()), "{key}", key, "{oldkey}", oldKey, "{same}", strings.Join(same, " AND "),
 		"{columns}", strings.Join(columns, ", "), "{n}", fmt.Sprint(len(columns)), "{site}", row.Literal(db.Site), "{role}", row.Literal(role))
 	return s.Replace(`
 BEGIN
@@ -205,7 +209,9 @@ BEGIN
         INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'c', {key} FROM new_rows r;
     ELSIF TG_OP = 'UPDATE' THEN
         INSERT INTO {outbox} (tbl, op, key)
-        SELECT {table}, 'u', {key} COLLATE "C" FROM new_rows r UNION SELECT {table}, 'u', {key} COLLATE "C" FROM old_rows r;
+        SELECT {table}, 'u', {key} FROM new_rows r
+        UNION ALL
+        SELECT {table}, 'u', {oldkey} FROM old_rows o WHERE NOT EXISTS (SELECT FROM new_rows r WHERE {same});
     ELSIF TG_OP = 'DELETE' THEN
         INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'd', {key} FROM old_rows r;
     ELSIF TG_ARGV[0] = 'root' THEN
@@ -219,7 +225,8 @@ END
 }
 
 // functionSettings are those that decide how a key is printed, pinned on the
-// function because the writing session has its own.
+// function because the writing session has its own. And an update's old and new keys are
+// never compared one by one: a session keeps the plan it made for a few rows.
 const functionSettings = `
     SET search_path = pg_catalog, pg_temp
     SET datestyle = 'ISO, MDY'
@@ -227,7 +234,8 @@ const functionSettings = `
     SET timezone = 'UTC'
     SET extra_float_digits = 3
     SET bytea_output = 'hex'
-    SET lc_monetary = 'C'`
+    SET lc_monetary = 'C'
+    SET enable_nestloop = off`
 
 func (db *DB) captureSQL(t *Table, role string) string {
 	fn := db.schema + "." + row.Ident(functionName(t.Name))

@@ -29,6 +29,7 @@ type DB struct {
 	schema     string        // quoted
 	met        atomic.Pointer[met]
 	shared     atomic.Bool // with the other side
+	detours    detours
 }
 
 // Open connects to the database of a side. The error names host and database but
