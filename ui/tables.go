@@ -102,7 +102,7 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := tablesData{Admin: a.Role.Covers(control.Admin), sitePart: p.sitePart(site, panels), Gates: gateParts(name, gates, panels), Open: opened(c.QueryParams()["open"])}
+	d := tablesData{Admin: a.Role.Covers(control.Admin), sitePart: p.sitePart(site, panels), Gates: gateParts(name, gates), Open: opened(c.QueryParams()["open"])}
 	d.SideNotices = append(engineNotices(site.Standing), p.sideNotices(d.Sides)...)
 	for i := range panels {
 		x := &panels[i]
