@@ -9,6 +9,7 @@
 //                 elements, and data-action becomes the form's address
 //   data-values   what the dialog's fields begin with, as JSON; those that are
 //                 data-fixed and have a value stay as they are
+//   data-unit     what a field counts in, in units of what is sent: 3600 for hours
 //   data-for      the kinds that a part of the form is for; a fieldset that is not
 //                 shown is not sent
 
@@ -36,8 +37,21 @@ function open(button) {
 }
 
 function fill(form, values) {
-  for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
+  for (const [name, value] of Object.entries(values)) {
+    const field = form.elements[name];
+    field.value = field.dataset.unit ? exact(value / field.dataset.unit) : value;
+  }
   for (const field of form.querySelectorAll("[data-fixed]")) field.readOnly = field.value !== "";
+}
+
+// exact drops the last digits, in which a number of another unit goes astray.
+const exact = (n) => Number(n.toPrecision(12));
+
+// numberOf is what a field's number is in the API's units, of which the small ones
+// are counted whole.
+function numberOf(field) {
+  const unit = Number(field.dataset.unit ?? 1);
+  return unit > 1 ? Math.round(field.valueAsNumber * unit) : exact(field.valueAsNumber * unit);
 }
 
 // fit shows the parts of a form that are for the kind chosen in it.
@@ -116,7 +130,7 @@ async function submit(form) {
     if (!field.name) continue;
     if (field.type === "checkbox") body[field.name] = field.checked && !field.disabled;
     else if (field.matches(":disabled") || (field.type === "number" && field.value === "")) continue;
-    else if (field.type === "number") body[field.name] = field.valueAsNumber;
+    else if (field.type === "number") body[field.name] = numberOf(field);
     else body[field.name] = field.value.trim();
   }
   const buttons = [...form.querySelectorAll("button:not([data-close])")];

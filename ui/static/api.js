@@ -30,7 +30,7 @@ export async function change(method, path, body, key) {
   return answer(await fetch(path, {
     method,
     headers: { Accept: "application/json", "Content-Type": "application/json", "Idempotency-Key": key },
-    body: JSON.stringify(body),
+    body: method === "GET" ? undefined : JSON.stringify(body),
   }));
 }
 
