@@ -569,6 +569,8 @@ func (c *comparing) compareRows(ctx context.Context, run *backfill.Reconciliatio
 
 // Conclude closes a reconciliation whose leaves are all judged.
 func (c *Control) Conclude(ctx context.Context, id int64) (RunSnapshot, error) {
+	stopBeat := beat(ctx, func() any { return nil })
+	defer stopBeat()
 	r, err := c.Store.Conclude(ctx, id)
 	if err != nil {
 		return RunSnapshot{}, surface(err)
@@ -586,6 +588,8 @@ type RunEnding struct {
 
 // EndRun cancels or fails a reconciliation. What it has found stays.
 func (c *Control) EndRun(ctx context.Context, e RunEnding) (RunSnapshot, error) {
+	stopBeat := beat(ctx, func() any { return nil })
+	defer stopBeat()
 	r, err := c.Store.EndRun(ctx, e.ID, e.By, e.To, e.Reason)
 	if backfill.CodeOf(err) == backfill.Conflict {
 		r, err = c.Store.Reconciliation(ctx, e.ID)
