@@ -74,6 +74,14 @@ type tablesData struct {
 // Kinds lists what a gate can measure.
 func (tablesData) Kinds() any { return kindWords }
 
+// Both are the names of the two sides.
+func (d tablesData) Both() (out []string) {
+	for _, s := range d.Sides {
+		out = append(out, s.Name)
+	}
+	return out
+}
+
 // Names lists the site's tables, each once.
 func (d tablesData) Names() (out []string) {
 	for _, r := range d.Rows {

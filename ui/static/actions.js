@@ -12,6 +12,10 @@
 //   data-unit     what a field counts in, in units of what is sent: 3600 for hours
 //   data-for      the kinds that a part of the form is for; a fieldset that is not
 //                 shown is not sent
+//   data-by       the field whose value is the kind, "kind" if it is not said
+//   data-address  the field stands in the address alone
+//   data-json     the field's value is JSON
+//   data-new      what is sent must not be there yet
 
 import { Problem, change, newKey } from "./api.js";
 import { announce, capital, count, el } from "./dom.js";
@@ -57,11 +61,12 @@ function numberOf(field) {
 // fit shows the parts of a form that are for the kind chosen in it.
 function fit(form) {
   for (const part of form.querySelectorAll("[data-for]")) {
-    part.hidden = !part.dataset.for.split(" ").includes(form.elements.kind.value);
+    part.hidden = !part.dataset.for.split(" ").includes(form.elements[by(form)].value);
     if (part.tagName === "FIELDSET") part.disabled = part.hidden;
   }
 }
-document.addEventListener("change", (e) => e.target.name === "kind" && fit(e.target.form));
+const by = (form) => form.dataset.by ?? "kind";
+document.addEventListener("change", (e) => e.target.form && e.target.name === by(e.target.form) && fit(e.target.form));
 
 // beside says at a field what is wrong with it, "" for nothing.
 function beside(field, text) {
@@ -98,9 +103,9 @@ function page(apiAddress) {
   return apiAddress.replace(/^\/api\/v1/, "");
 }
 
-async function send(path, body, key, method) {
+async function send(path, body, key, method, isNew) {
   try {
-    return await change(method ?? "POST", path, body, key);
+    return await change(method ?? "POST", path, body, key, isNew ? { "If-None-Match": "*" } : {});
   } catch (err) {
     if (err instanceof Problem) {
       if (err.open) err.openPage = page(err.open);
@@ -127,18 +132,18 @@ async function submit(form) {
   const body = JSON.parse(form.dataset.body ?? "{}");
   for (const name of (form.dataset.fillBody ?? "").split(" ").filter(Boolean)) body[name] = state.data[name];
   for (const field of form.elements) {
-    if (!field.name) continue;
+    if (!field.name || "address" in field.dataset) continue;
     if (field.type === "checkbox") body[field.name] = field.checked && !field.disabled;
     else if (field.matches(":disabled") || (field.type === "number" && field.value === "")) continue;
     else if (field.type === "number") body[field.name] = numberOf(field);
-    else body[field.name] = field.value.trim();
+    else body[field.name] = "json" in field.dataset ? JSON.parse(field.value) : field.value.trim();
   }
   const buttons = [...form.querySelectorAll("button:not([data-close])")];
   for (const b of buttons) b.disabled = true;
   show(form, null);
   try {
-    const address = (state.data.action ?? form.dataset.post).replace("{name}", () => encodeURIComponent(body.name));
-    const answer = await send(address, body, state.key, form.dataset.method);
+    const address = (state.data.action ?? form.dataset.post).replace(/{(\w+)}/, (_, name) => encodeURIComponent(form.elements[name].value.trim()));
+    const answer = await send(address, body, state.key, form.dataset.method, "new" in form.dataset);
     dialog.close();
     taken(answer, form);
   } catch (problem) {
