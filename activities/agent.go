@@ -230,7 +230,7 @@ func (a *Agent) listen(ctx context.Context) {
 		_ = a.store.Listen(ctx, func() { a.listening.Store(true); a.ring("") }, func(e control.Event) {
 			a.ring(fmt.Sprintf("%s %d", e.Kind, e.ID))
 			switch e.Kind {
-			case "request", "gates":
+			case "request", "reconciliation", "gates":
 				a.ring("gates")
 			case "shadow", "mapping":
 				a.ring(e.Kind)

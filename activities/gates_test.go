@@ -175,6 +175,112 @@ func TestUnknownStaleAndFailingGatesAreClosed(t *testing.T) {
 	require.False(t, w.verdict("good").Open, "a changed gate has to be measured anew")
 }
 
+// A closed gate holds a reconciliation: neither side reads a leaf, the run says why, and
+// goes on where it was once the gate is open.
+func TestAClosedGateHoldsAReconciliation(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x', n FROM generate_series(1, 400) n; CREATE TABLE load (v int); INSERT INTO load VALUES (0)`, "public.orders"), small(5))
+	w.onReceiver(`UPDATE orders SET total = 0 WHERE id IN (7, 390)`)
+	gate := func(query string) pace.Gate {
+		return pace.Gate{Name: "load", Side: testkit.Source, Kind: pace.SQL, Query: query, Limit: 10, MaxAge: 3600}
+	}
+	m := &meter{Agent: w.from}
+	load := func(v int) {
+		w.onSource(`UPDATE load SET v = $1`, v)
+		m.once(w)
+	}
+	// Every leaf with everything that is known of it, and what is listed or found.
+	written := func() []string {
+		return testkit.Strings(t, w.C, `SELECT l::text FROM backfill_control.run_leaf l UNION ALL SELECT r::text FROM backfill_control.leaf_row r UNION ALL SELECT d::text FROM backfill_control.difference d ORDER BY 1`)
+	}
+	leaves := func(state string) int {
+		return testkit.Value[int](t, w.C, `SELECT count(*) FROM backfill_control.run_leaf WHERE state = $1`, state)
+	}
+	id := w.newRun("public.orders", control.NewReconciliation{})
+	h := &hashing{comparison{Agent: w.from, id: id}}
+	c := &comparing{comparison: comparison{Agent: w.to, id: id}}
+	parts := map[string]func(context.Context, *backfill.Reconciliation) (progress, error){testkit.Source: h.step, testkit.Receiver: c.step}
+	step := func(side string) progress {
+		t.Helper()
+		run, err := w.Store.Run(t.Context(), id)
+		require.NoError(t, err)
+		did, err := parts[side](t.Context(), run)
+		require.NoError(t, err)
+		return did
+	}
+	// held closes the gate, sees both sides stand still, and opens it again.
+	held := func(what string) {
+		t.Helper()
+		load(11)
+		before := written()
+		for range 3 {
+			step(testkit.Source)
+			step(testkit.Receiver)
+		}
+		require.Equal(t, before, written(), what)
+		run, err := w.Store.Run(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, "gate load: gate load is over the limit of 10", run.Waiting, what)
+		require.True(t, run.State.Open())
+		load(10)
+	}
+
+	w.gates(gate("SELECT v FROM public.load"))
+	require.Equal(t, busy, step(testkit.Receiver))
+	require.Equal(t, busy, step(testkit.Source), "how the tables are made is told, which reads no row")
+	require.Equal(t, shut, step(testkit.Source), "a gate that nobody has measured is closed")
+	held("no leaf is cut")
+	duty, err := w.Store.Duty(t.Context(), testkit.Site, testkit.Source)
+	require.NoError(t, err)
+	require.True(t, duty.Busy, "the gates of a reconciliation are measured all the time")
+
+	require.Equal(t, busy, step(testkit.Source))
+	require.Equal(t, 4, leaves("hashed"))
+	run, err := w.Store.Run(t.Context(), id)
+	require.NoError(t, err)
+	require.Empty(t, run.Waiting)
+	require.Equal(t, busy, step(testkit.Source), "what was captured before a leaf was read is pushed, whatever the gates say")
+	held("no leaf is hashed on the receiver, nor cut")
+	require.Equal(t, 4, leaves("hashed"))
+	require.Equal(t, busy, step(testkit.Receiver))
+	require.Equal(t, 1, leaves("suspect"))
+	held("no rows are listed")
+	require.Equal(t, busy, step(testkit.Source))
+	require.Equal(t, busy, step(testkit.Source))
+	require.Equal(t, 1, leaves("listed"))
+	held("no rows are compared")
+	require.Equal(t, 1, leaves("listed"))
+
+	found := w.judge(id)
+	require.Equal(t, "DIFFERENT", found.Verdict)
+	require.Equal(t, []string{"different 7 total", "different 390 total"}, w.differences(found))
+	require.Empty(t, found.Waiting)
+
+	// Nor is anything sent again.
+	id = w.newRun("public.orders", control.NewReconciliation{Mode: backfill.RunRepair, Parent: found.ID})
+	h, c = &hashing{comparison{Agent: w.from, id: id}}, &comparing{comparison: comparison{Agent: w.to, id: id}}
+	parts = map[string]func(context.Context, *backfill.Reconciliation) (progress, error){testkit.Source: h.step, testkit.Receiver: c.step}
+	step(testkit.Receiver)
+	step(testkit.Source)
+	held("nothing is repaired")
+	require.Zero(t, testkit.Value[int](t, w.S, `SELECT count(*) FROM backfill_maple_school.outbox`))
+	stop := w.sync()
+	defer stop()
+	require.Equal(t, "EQUAL", w.judge(id).Verdict)
+}
+
+// The keys of shadow reads are compared while they are fresh.
+func TestAClosedGateDoesNotHoldShadowReads(t *testing.T) {
+	w := shadowWorld(t)
+	w.gates(pace.Gate{Name: "never", Side: testkit.Source, Kind: pace.SQL, Query: "SELECT 1"})
+	stop := w.sync()
+	defer stop()
+	require.Equal(t, backfill.ShadowCounts{Match: 1}, w.verdicts(w.served("1", "x", 1)))
+	duty, err := w.Store.Duty(t.Context(), testkit.Site, testkit.Source)
+	require.NoError(t, err)
+	require.False(t, duty.Busy)
+}
+
 // A gate of another table does not hold this one, and rows per second do.
 func TestGatesOfATableAndALimitOfRows(t *testing.T) {
 	w := newWorld(t, orders+`; CREATE TABLE other (id int PRIMARY KEY)`, "public.orders", "public.other")

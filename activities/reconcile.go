@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"go.temporal.io/sdk/activity"
@@ -68,6 +69,7 @@ type progress int
 const (
 	idle progress = iota // there is nothing to do until something happens
 	busy
+	shut // a gate is closed
 	over
 )
 
@@ -98,6 +100,8 @@ func (a *Agent) untilJudged(ctx context.Context, id int64, step func(context.Con
 			return nil
 		case idle:
 			pause = 100 * time.Millisecond
+		case shut:
+			pause = askAgain
 		}
 		select {
 		case <-stopping:
@@ -144,6 +148,30 @@ func (c *comparison) relation() side.Relation {
 	return r
 }
 
+// gates asks the gates before the table is read, as a walk does before a page. While
+// one is closed nothing is read, and the run says why. The few keys of shadow reads
+// are no load, and have to be judged while they are fresh.
+func (c *comparison) gates(ctx context.Context, run *backfill.Reconciliation) (open bool, err error) {
+	if run.Mode == backfill.RunShadow {
+		return true, nil
+	}
+	all, err := c.store.GatesOf(ctx, run.Site, run.Table)
+	if err != nil {
+		return false, err
+	}
+	for _, g := range all {
+		if v := g.Judge(); !v.Open {
+			return false, c.store.RunWaits(ctx, c.id, waitsForGate+g.Name+": "+v.Reason)
+		}
+	}
+	if strings.HasPrefix(run.Waiting, waitsForGate) {
+		err = c.store.RunWaits(ctx, c.id, "")
+	}
+	return true, err
+}
+
+const waitsForGate = "gate "
+
 // learn reads how rows are compared.
 func (c *comparison) learn(ctx context.Context, run *backfill.Reconciliation) (err error) {
 	if c.rows != nil {
@@ -187,6 +215,9 @@ func (h *hashing) step(ctx context.Context, run *backfill.Reconciliation) (progr
 	case run.LayoutID == 0:
 		return busy, h.begin(ctx, run)
 	case run.Mode == backfill.RunRepair && !run.Touched:
+		if open, err := h.gates(ctx, run); !open || err != nil {
+			return shut, err
+		}
 		return busy, h.send(ctx, run)
 	}
 	if err := h.learn(ctx, run); err != nil {
@@ -204,20 +235,25 @@ func (h *hashing) step(ctx context.Context, run *backfill.Reconciliation) (progr
 	case run.Cut && left.Done():
 		return over, nil
 	}
+	more := (!run.Cut || left.Cut > 0) && (left.Ahead < leavesAhead || run.Buckets > 0)
+	if left.Listing == 0 && !more {
+		return idle, nil
+	}
+	if open, err := h.gates(ctx, run); !open || err != nil {
+		return shut, err
+	}
 	if left.Listing > 0 {
 		if did, err := h.list(ctx, run); did || err != nil {
 			return busy, err
 		}
 	}
 	switch {
-	case left.Ahead >= leavesAhead && run.Buckets == 0:
+	case !more:
 		return idle, nil
 	case !run.Cut:
 		return busy, h.cut(ctx, run, left)
-	case left.Cut > 0:
-		return busy, h.hash(ctx, run)
 	}
-	return idle, nil
+	return busy, h.hash(ctx, run)
 }
 
 // begin fixes how the table is compared. Ranges of keys are used where both sides
@@ -491,6 +527,9 @@ func (c *comparing) step(ctx context.Context, run *backfill.Reconciliation) (pro
 			waits = true
 			continue
 		}
+		if open, err := c.gates(ctx, run); !open || err != nil {
+			return shut, err
+		}
 		if c.since = (time.Time{}); run.Waiting != "" {
 			if err := c.store.RunWaits(ctx, c.id, ""); err != nil {
 				return idle, err
@@ -561,6 +600,8 @@ func (c *comparing) compareRows(ctx context.Context, run *backfill.Reconciliatio
 
 // Conclude closes a reconciliation whose leaves are all judged.
 func (c *Control) Conclude(ctx context.Context, id int64) (RunSnapshot, error) {
+	stopBeat := beat(ctx, func() any { return nil })
+	defer stopBeat()
 	r, err := c.Store.Conclude(ctx, id)
 	if err != nil {
 		return RunSnapshot{}, surface(err)
@@ -578,6 +619,8 @@ type RunEnding struct {
 
 // EndRun cancels or fails a reconciliation. What it has found stays.
 func (c *Control) EndRun(ctx context.Context, e RunEnding) (RunSnapshot, error) {
+	stopBeat := beat(ctx, func() any { return nil })
+	defer stopBeat()
 	r, err := c.Store.EndRun(ctx, e.ID, e.By, e.To, e.Reason)
 	if backfill.CodeOf(err) == backfill.Conflict {
 		r, err = c.Store.Reconciliation(ctx, e.ID)

@@ -50,6 +50,7 @@ type gateJSON struct {
 	URL        *string    `json:"url"`
 	Query      *string    `json:"query"`
 	MaxAge     float64    `json:"max_age"` // seconds
+	State      string     `json:"state"`
 	Open       bool       `json:"open"`
 	Why        string     `json:"why"`
 	Value      *float64   `json:"value"`
@@ -58,9 +59,9 @@ type gateJSON struct {
 }
 
 func showGate(g control.Gate) gateJSON {
-	v := g.Judge()
+	state, v := g.State()
 	out := gateJSON{Name: g.Name, Side: g.Side, Table: orNull(g.Table), Kind: g.Kind, Limit: g.Limit, URL: orNull(g.URL), Query: orNull(g.Query),
-		MaxAge: g.MaxAge, Open: v.Open, Why: v.Why, MeasuredAt: g.MeasuredAt}
+		MaxAge: g.MaxAge, State: string(state), Open: v.Open, Why: v.Why, MeasuredAt: g.MeasuredAt}
 	if out.MaxAge == 0 {
 		out.MaxAge = pace.DefaultMaxAge.Seconds()
 	}

@@ -24,6 +24,11 @@ func TestGatesAreSetListedReplacedAndRemoved(t *testing.T) {
 	list := w.get(control.Viewer, "/api/v1/sites/maple/gates").data()
 	require.Len(t, list, 1)
 	require.Equal(t, true, list[0]["open"])
+	require.Equal(t, "open", list[0]["state"])
+	w.exec(`UPDATE backfill_control.gate SET measured_at = now() - interval '20 s'`)
+	require.Equal(t, "idle", w.get(control.Viewer, "/api/v1/sites/maple/gates").data()[0]["state"], "nothing asks it")
+	w.exec(`INSERT INTO backfill_control.reconciliation (direction, table_id, mode, requested_by) SELECT d.id, t.id, 'full', 'x' FROM backfill_control.table_config t JOIN backfill_control.direction d ON d.site = t.site AND d.from_side = 'school' WHERE t.name = 'public.orders'`)
+	require.Equal(t, "closed", w.get(control.Viewer, "/api/v1/sites/maple/gates").data()[0]["state"], "a reconciliation asks it")
 
 	for body, status := range map[string]int{
 		`{"side":"moon","kind":"sessions","limit":1}`:                          404,

@@ -129,6 +129,14 @@ func TestPutTable(t *testing.T) {
 	require.Equal(t, true, a.json["create"], "what is not given stays")
 	require.Equal(t, []any{"school"}, a.json["captured_from"])
 	require.Equal(t, json.Number("2"), a.json["apply_order"])
+
+	a = w.call(control.Admin, "PUT", at, `{"captured_from":["central"]}`, header{"If-None-Match", "*"})
+	require.Equal(t, 409, a.status, "%s", a.raw)
+	require.Equal(t, "table", a.json["errors"].([]any)[0].(map[string]any)["field"])
+	require.Equal(t, []any{"school"}, w.call(control.Admin, "PUT", at, `{}`).json["captured_from"], "nothing has changed")
+	a = w.call(control.Admin, "PUT", "/api/v1/sites/maple/tables/lines", `{"captured_from":["central"]}`)
+	require.Equal(t, 422, a.status)
+	require.Equal(t, "table", a.json["errors"].([]any)[0].(map[string]any)["field"])
 }
 
 func TestRemoveTable(t *testing.T) {

@@ -21,13 +21,23 @@ func (s *Service) Panel(ctx context.Context, site, table, from string) (*backfil
 	return s.Store.Panel(ctx, site, table, from)
 }
 
-// PutTable adds or changes a table's configuration.
-func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c control.TableChange) (*backfill.Table, error) {
+// PutTable adds or changes a table's configuration; with onlyNew it is a Conflict when
+// the site has the table already.
+func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c control.TableChange, onlyNew bool) (*backfill.Table, error) {
 	if err := a.needs(control.Admin, "configuring a table"); err != nil {
 		return nil, err
 	}
+	if _, err := backfill.ParseTableName(table); err != nil {
+		return nil, tableError(backfill.Invalid, err.Error())
+	}
 	_, err := s.Store.Table(ctx, site, table)
 	added := backfill.CodeOf(err) == backfill.NotFound
+	if onlyNew && !added {
+		if err != nil {
+			return nil, err
+		}
+		return nil, tableError(backfill.Conflict, "the site has this table already")
+	}
 	if err := s.made(ctx, site, table, &c); err != nil {
 		return nil, err
 	}
@@ -39,9 +49,14 @@ func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c
 		if err := s.Store.ForgetTable(ctx, a.Name, t.ID, problem); err != nil {
 			return nil, err
 		}
-		return nil, backfill.Errorf(backfill.Refused, "%s", problem)
+		return nil, tableError(backfill.Refused, problem)
 	}
 	return t, nil
+}
+
+// tableError is an error about the table's name, which stands in the address.
+func tableError(code backfill.Code, message string) error {
+	return &backfill.Error{Code: code, Message: message, Fields: []backfill.FieldError{{Field: "table", Message: message}}}
 }
 
 // RemoveTable takes a table out of a site.
@@ -214,7 +229,7 @@ func (s *Server) putTable(c echo.Context) error {
 	if err := decode(c, &in); err != nil {
 		return err
 	}
-	t, err := s.service.PutTable(c.Request().Context(), accountOf(c), c.Param("site"), c.Param("table"), in)
+	t, err := s.service.PutTable(c.Request().Context(), accountOf(c), c.Param("site"), c.Param("table"), in, c.Request().Header.Get("If-None-Match") == "*")
 	if err != nil {
 		return err
 	}

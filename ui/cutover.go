@@ -2,6 +2,7 @@ package ui
 
 import (
 	"fmt"
+	"html/template"
 	"math"
 	"net/url"
 	"strings"
@@ -28,12 +29,33 @@ var clauseTitles = map[string]string{"backfill": "Backfilled", "capture": "Captu
 type cutoverData struct {
 	*backfill.Cutover
 	Site    string
+	Admin   bool
 	ReadNew bool
 	Clauses []clausePart
 	Missing int64
 	Shadow  *shadowChart
 	Odd     []control.OddRead
 	Figures []figure
+}
+
+// Path is the cutover's address in the API, and Query names the source side there.
+func (d *cutoverData) Path() string {
+	return "/api/v1/sites/" + d.Site + "/tables/" + url.PathEscape(d.Panel.Table.Name) + "/cutover"
+}
+
+func (d *cutoverData) Query() template.URL {
+	return template.URL(url.Values{"from": {d.Panel.Direction.From}}.Encode())
+}
+
+// From is the part of a changed policy that the form does not ask for.
+func (d *cutoverData) From() map[string]string {
+	return map[string]string{"from": d.Panel.Direction.From}
+}
+
+// Values are what the form of the policy begins with, as the API takes them.
+func (d *cutoverData) Values() map[string]any {
+	p := d.Policy
+	return map[string]any{"objective": p.Objective, "soak_seconds": p.Soak.Seconds(), "proof_age_seconds": p.ProofAge.Seconds(), "max_lag_seconds": p.MaxLag.Seconds(), "sample_per_minute": p.Sample}
 }
 
 // cutoverHref is the address of a table's cutover.
@@ -43,14 +65,14 @@ func cutoverHref(site, table, from string) string {
 
 // cutover shows whether the reads of a table may move. A look at the page is not put
 // on record.
-func (p *pages) cutover(c echo.Context, _ api.Account) (*view, error) {
+func (p *pages) cutover(c echo.Context, a api.Account) (*view, error) {
 	ctx, site := c.Request().Context(), c.Param("site")
 	v, err := p.service.Shadow(ctx, site, c.QueryParam("table"), c.QueryParam("from"))
 	if err != nil {
 		return nil, err
 	}
 	table, n := v.Panel.Table.Name, v.Soak.ShadowCounts
-	d := cutoverData{Cutover: v.Cutover, Site: site, ReadNew: v.ReadNew(), Shadow: drawShadow(v), Odd: v.Odd}
+	d := cutoverData{Cutover: v.Cutover, Site: site, Admin: a.Role.Covers(control.Admin), ReadNew: v.ReadNew(), Shadow: drawShadow(v), Odd: v.Odd}
 	for _, k := range v.Clauses() {
 		part := clausePart{Condition: k, Title: clauseTitles[k.Name]}
 		switch {

@@ -18,7 +18,7 @@ type templates map[string]*template.Template
 
 func loadTemplates(a *assets, now func() time.Time) templates {
 	base := template.Must(template.New("base").Funcs(template.FuncMap{
-		"asset": a.url, "icon": icon, "num": num, "plural": plural, "ago": ago(now), "at": at, "json": toJSON, "join": strings.Join, "shorten": shorten, "role": roleArticle,
+		"asset": a.url, "icon": icon, "num": num, "plural": plural, "ago": ago(now), "at": at, "json": toJSON, "join": strings.Join, "list": func(s ...string) []string { return s }, "shorten": shorten, "role": roleArticle,
 		"lower": lower, "next": func(n int64) int64 { return n + 1 }, "capitalise": capitalise,
 		"rate": rateText, "spell": spell, "moment": func(t time.Time) *time.Time { return &t },
 		"deref": func(s *string) string { return *s }, "deref64": func(n *int64) int64 { return *n },

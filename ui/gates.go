@@ -2,10 +2,7 @@ package ui
 
 import (
 	"net/url"
-	"slices"
-	"time"
 
-	"backfill/internal/backfill"
 	"backfill/internal/control"
 	"backfill/internal/pace"
 )
@@ -35,23 +32,20 @@ type gatePart struct {
 	Why   string
 }
 
-// idleReading is how old a reading may be while no backfill asks: agents then
-// measure twice a minute, for people to see.
-const idleReading = 45 * time.Second
+var gateStates = map[control.GateState]statePart{
+	control.GateOpen:   {"Open", "check", "good"},
+	control.GateClosed: {"Closed", "pause", "warn"},
+	control.GateIdle:   {"Idle", "clock", "quiet"},
+	control.GateLimit:  {"Limit", "clock", "quiet"},
+}
 
-func gateParts(site string, all []control.Gate, panels []backfill.Panel) []gatePart {
-	out, idle := make([]gatePart, len(all)), !slices.ContainsFunc(panels, underWay)
+func gateParts(site string, all []control.Gate) []gatePart {
+	out := make([]gatePart, len(all))
 	for i, g := range all {
-		if r := g.Reading; r != nil && idle && r.Age < idleReading {
-			g.Reading = &pace.Reading{Value: r.Value, Problem: r.Problem}
-		}
-		v := g.Judge()
-		out[i] = gatePart{Gate: g, Site: site, State: statePart{"Open", "check", "good"}, Why: capitalise(v.Why)}
-		switch {
-		case !g.Measured():
-			out[i].State = statePart{"Limit", "clock", "quiet"}
-		case !v.Open:
-			out[i].State = statePart{"Closed", "pause", "warn"}
+		state, v := g.State()
+		out[i] = gatePart{Gate: g, Site: site, State: gateStates[state], Why: capitalise(v.Why)}
+		if state == control.GateIdle {
+			out[i].Why = "Nothing asks it now. When it was measured last: " + v.Why
 		}
 		for _, k := range kindWords {
 			if k.Kind == g.Kind {
@@ -60,13 +54,6 @@ func gateParts(site string, all []control.Gate, panels []backfill.Panel) []gateP
 		}
 	}
 	return out
-}
-
-// underWay reports whether a backfill of a table asks gates.
-func underWay(x backfill.Panel) bool {
-	return slices.ContainsFunc(append(slices.Clip(x.OpenRows), x.Open), func(r *backfill.Request) bool {
-		return r != nil && !r.Paused && r.State != backfill.AwaitingReview
-	})
 }
 
 // Definition is what the form starts from when the gate is changed.

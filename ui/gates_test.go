@@ -3,6 +3,7 @@ package ui_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -90,11 +91,95 @@ func TestGatesAreAddedChangedAndRemoved(t *testing.T) {
 
 func TestOnlyAdminsConfigure(t *testing.T) {
 	w := newWorld(t)
-	const buttons = `document.querySelectorAll('[data-dialog="gate"], [data-dialog="ungate"], [data-dialog="untable"]').length`
+	const buttons = `document.querySelectorAll('[data-dialog="gate"], [data-dialog="ungate"], [data-dialog="untable"], [data-dialog="table"]').length`
 	b := w.open(viewerToken, "/sites/maple?open=1-school")
 	require.Contains(t, b.text("#gates"), "Number of running sessions on school is over the limit of 20: it is 31")
 	require.Zero(t, eval[int](b, buttons))
-	require.Equal(t, 9, eval[int](w.open(adminToken, "/sites/maple?open=1-school"), buttons))
+	require.Equal(t, 10, eval[int](w.open(adminToken, "/sites/maple?open=1-school"), buttons))
+}
+
+func TestTablesAreAdded(t *testing.T) {
+	w := newWorld(t)
+	w.exec("site maple", `UPDATE backfill_control.side SET agent_seen_at = now() + interval '1 h'`) // they are waited for
+	b := w.open(adminToken, "/sites/maple")
+	b.tabTo("#table-add")
+	b.keys(kb.Enter)
+	b.until(`document.querySelector("#table").open`)
+	require.False(t, eval[bool](b, `document.querySelector("#table-conflict").checkVisibility()`), "one side sends: there is nothing to decide")
+
+	// What is wrong with the name stands beside it.
+	wrong := func(name, why string) {
+		t.Helper()
+		b.typed("#table-name", name+kb.Enter)
+		b.until(fmt.Sprintf(`document.querySelector("#table-name-wrong")?.innerText.includes(%q)`, why))
+		require.Equal(t, "table-name", eval[string](b, `document.activeElement.id`))
+		require.Empty(t, b.text("#table .problem"))
+	}
+	wrong("orders", "write schema.table")
+	wrong("public.students", "The site has this table already")
+	b.typed("#table-name", "public.nope"+kb.Enter)
+	require.Eventually(t, func() bool {
+		tag, err := w.db.Exec(t.Context(), `UPDATE backfill_control.table_side SET problem = 'there is no table public.nope' WHERE table_id = (SELECT id FROM backfill_control.table_config WHERE name = 'public.nope') AND side = 'school'`)
+		return err == nil && tag.RowsAffected() == 1
+	}, time.Minute, 5*time.Millisecond)
+	b.until(`document.querySelector("#table-name-wrong")?.innerText.includes("there is no table public.nope")`)
+	_, err := w.store.Table(t.Context(), "maple", "public.nope")
+	require.Equal(t, backfill.NotFound, backfill.CodeOf(err), "what was refused is not kept")
+
+	b.typed("#table-name", `public."Späte Züge"`)
+	b.choose("#table-from", "both")
+	b.until(`document.querySelector("#table-conflict").checkVisibility()`)
+	b.choose("#table-conflict", "a person")
+	b.typed("#table-order", "7"+kb.Enter)
+	b.until(`!document.querySelector("#table").open && document.querySelector("#monitor").innerText.includes("Späte Züge")`)
+	require.Equal(t, "table-add", eval[string](b, `document.activeElement.id`))
+	got, err := w.store.Table(t.Context(), "maple", `public."Späte Züge"`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"central", "school"}, got.CapturedFrom)
+	require.Equal(t, backfill.Quarantine, got.Conflicts())
+	require.Equal(t, 7, got.ApplyOrder)
+	students, err := w.store.Table(t.Context(), "maple", "public.students")
+	require.NoError(t, err)
+	require.Equal(t, 1, students.ApplyOrder, "a table that is there stays as it is")
+}
+
+// What had the focus may go with an update: it goes on beside it, not to the top of the page.
+func TestTheFocusStaysNearWhatIsRemoved(t *testing.T) {
+	w := newWorld(t)
+	b := w.open(adminToken, "/sites/maple?open=8-school")
+	focus := func(id string) {
+		t.Helper()
+		b.until(fmt.Sprintf(`document.activeElement.id === %q`, id))
+	}
+	// Acted on: the row goes, the next one has the focus.
+	b.click(`[id="8-school-remove"]`)
+	b.until(`document.querySelector("#untable").open`)
+	b.click("#untable .danger")
+	b.until(`!document.getElementById("8-school")`)
+	focus("9-school-toggle")
+	// By somebody else, and the last of its list: the one before.
+	eval[any](b, `document.getElementById("g:slow:change").focus(), null`)
+	require.NoError(t, w.store.DeleteGate(t.Context(), "ada", "maple", "slow"))
+	focus("g:load:change")
+	// None is left: the part of the page it was in.
+	for _, name := range []string{"lag", "load"} {
+		require.NoError(t, w.store.DeleteGate(t.Context(), "ada", "maple", name))
+	}
+	focus("gate-add")
+	// An update that takes nothing away takes the focus nowhere.
+	eval[any](b, `document.getElementById("1-school-toggle").focus(), null`)
+	w.exec("site maple", `UPDATE backfill_control.table_side SET row_count = 164300 WHERE row_count = 164230`)
+	b.until(`document.body.innerText.includes("164,300")`)
+	focus("1-school-toggle")
+	b.clean()
+
+	// A change that was retried has no button any more.
+	b = w.open(adminToken, "/sites/maple/queue?state=quarantined")
+	b.until(`document.querySelector("button[data-post$='/retry']")`)
+	row := eval[string](b, `(b => { b.focus(); return b.closest("tr").id })(document.querySelector("button[data-post$='/retry']"))`)
+	b.keys(kb.Enter)
+	b.until(fmt.Sprintf(`!document.getElementById(%q)?.querySelector("button[data-post$='/retry']")`, row))
+	require.NotEqual(t, "BODY", eval[string](b, `document.activeElement.tagName`))
 }
 
 func TestTablesAreRemoved(t *testing.T) {

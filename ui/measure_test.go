@@ -205,7 +205,9 @@ func (s *server) keepOpen(ctx context.Context, path, token string, asked *atomic
 	jar, _ := cookiejar.New(nil)
 	u, _ := url.Parse(s.url)
 	jar.SetCookies(u, []*http.Cookie{{Name: "backfill_session", Value: token}})
-	client := &http.Client{Jar: jar}
+	// A browser keeps its connections: Go's default would open one for nearly each page.
+	client := &http.Client{Jar: jar, Transport: &http.Transport{MaxIdleConnsPerHost: 6}}
+	defer client.CloseIdleConnections()
 	ask := func(path, header string) (io.ReadCloser, error) {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
 		if err != nil {

@@ -63,7 +63,7 @@ func (p *pages) fragment(c echo.Context, a api.Account, h handler) error {
 	part.mu.Lock()
 	defer part.mu.Unlock()
 	if part.html != nil && p.Now().Before(part.until) && p.Changes.Last(part.topics) <= part.seen {
-		return c.HTMLBlob(http.StatusOK, part.html)
+		return whole(c, http.StatusOK, part.html)
 	}
 	part.html = nil
 	seen := p.Changes.Now()
@@ -86,5 +86,5 @@ func (p *pages) fragment(c echo.Context, a api.Account, h handler) error {
 	if !v.Events.None() && (part != all || !v.Personal) {
 		part.html, part.topics, part.seen, part.until = b.Bytes(), v.Events, seen, p.Now().Add(sharedFor)
 	}
-	return c.HTMLBlob(http.StatusOK, b.Bytes())
+	return whole(c, http.StatusOK, b.Bytes())
 }

@@ -89,6 +89,14 @@ type tablesData struct {
 // Kinds lists what a gate can measure.
 func (tablesData) Kinds() any { return kindWords }
 
+// Both are the names of the two sides.
+func (d tablesData) Both() (out []string) {
+	for _, s := range d.Sides {
+		out = append(out, s.Name)
+	}
+	return out
+}
+
 // Names lists the site's tables, each once.
 func (d tablesData) Names() (out []string) {
 	for _, r := range d.Rows {
@@ -117,7 +125,7 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := tablesData{Admin: a.Role.Covers(control.Admin), sitePart: p.sitePart(site, panels), Gates: gateParts(name, gates, panels), Open: opened(c.QueryParams()["open"])}
+	d := tablesData{Admin: a.Role.Covers(control.Admin), sitePart: p.sitePart(site, panels), Gates: gateParts(name, gates), Open: opened(c.QueryParams()["open"])}
 	d.SideNotices = append(engineNotices(site.Standing), p.sideNotices(d.Sides)...)
 	for i := range panels {
 		x := &panels[i]

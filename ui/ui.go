@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -183,7 +184,13 @@ func (p *pages) render(c echo.Context, status int, v *view) error {
 	if err := p.templates[v.template].ExecuteTemplate(&b, name, v); err != nil {
 		return err
 	}
-	return c.HTMLBlob(status, b.Bytes())
+	return whole(c, status, b.Bytes())
+}
+
+// whole answers with HTML of a known length, which goes out in one piece.
+func whole(c echo.Context, status int, html []byte) error {
+	c.Response().Header().Set(echo.HeaderContentLength, strconv.Itoa(len(html)))
+	return c.HTMLBlob(status, html)
 }
 
 // failure is the page for an error, with what the API would say of it.

@@ -7,8 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
-	"backfill/internal/control"
-	"backfill/internal/pace"
 )
 
 func TestNumbers(t *testing.T) {
@@ -109,24 +107,6 @@ func TestChartTellsWhatWasHeldBack(t *testing.T) {
 		many[i] = point{at(i), int64(i * 100), 0}
 	}
 	require.LessOrEqual(t, len(drawChart("walk", "Walk", many).Lines), chartLines+1)
-}
-
-func TestGatesOfAnIdleSiteAreShownAsTheyWereMeasured(t *testing.T) {
-	gate := func(age time.Duration) []control.Gate {
-		return []control.Gate{{Gate: pace.Gate{Name: "lag", Side: "a", Kind: pace.ReplicaLag, Limit: 5}, Reading: &pace.Reading{Value: 1, Age: age}}}
-	}
-	walking := []backfill.Panel{{Open: &backfill.Request{State: backfill.InProgress}}}
-	for _, c := range []struct {
-		age    time.Duration
-		panels []backfill.Panel
-		want   string
-	}{
-		{20 * time.Second, nil, "Open"}, {time.Minute, nil, "Closed"}, {time.Second, walking, "Open"}, {20 * time.Second, walking, "Closed"},
-		{20 * time.Second, []backfill.Panel{{Open: &backfill.Request{State: backfill.AwaitingReview}}}, "Open"},
-		{20 * time.Second, []backfill.Panel{{OpenRows: walking[0].OpenRows}, {OpenRows: []*backfill.Request{walking[0].Open}}}, "Closed"},
-	} {
-		require.Equal(t, c.want, gateParts("maple", gate(c.age), c.panels)[0].State.Text, "%v", c)
-	}
 }
 
 func TestCountsFromBeforeABackfillFinishedAreOutdated(t *testing.T) {

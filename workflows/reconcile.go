@@ -70,11 +70,9 @@ func endRun(ctx workflow.Context, e activities.RunEnding) (activities.RunSnapsho
 	return concluded(ctx, now)
 }
 
-// verdictActivity reads all leaves of a run, which may take a while.
+// verdictActivity reads all leaves and keys of a run, which may take a while.
 func verdictActivity(summary string) workflow.ActivityOptions {
-	o := shortActivity(summary)
-	o.StartToCloseTimeout = longActivity("", "").StartToCloseTimeout
-	return o
+	return longActivity(ControlQueue, summary)
 }
 
 func concluded(ctx workflow.Context, now activities.RunSnapshot) (activities.RunSnapshot, error) {

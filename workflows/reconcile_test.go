@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/mock"
 	"github.com/stretchr/testify/require"
 	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/converter"
 	"go.temporal.io/sdk/temporal"
 	"go.temporal.io/sdk/testsuite"
 
@@ -46,6 +47,9 @@ func TestReconcileWorkflow(t *testing.T) {
 					return err
 				}
 			}
+			env.SetOnActivityStartedListener(func(info *activity.Info, _ context.Context, _ converter.EncodedValues) {
+				require.Equal(t, 10*time.Second, info.HeartbeatTimeout, "%s: a worker that dies is noticed", info.ActivityType.Name)
+			})
 			env.OnActivity("Hash", mock.Anything, int64(4)).Return(part(c.hash))
 			env.OnActivity("Compare", mock.Anything, int64(4)).Return(part(c.compare))
 			var ended []activities.RunEnding

@@ -62,7 +62,10 @@ func duties(ctx workflow.Context, self any, in any, all ...duty) error {
 			}
 		})
 	}
-	if err := workflow.Await(ctx, func() bool { return running == 0 }); err != nil || stopped != nil {
+	if err := workflow.Await(ctx, func() bool { return running == 0 }); err != nil {
+		return err // cancelled, which the history is to say
+	}
+	if stopped != nil {
 		return stopped
 	}
 	if in == nil {

@@ -25,7 +25,7 @@ type gate struct {
 	Side       string     `json:"side"`
 	Table      string     `json:"table"`
 	Kind       string     `json:"kind"`
-	Open       bool       `json:"open"`
+	State      string     `json:"state"`
 	Why        string     `json:"why"`
 	MeasuredAt *time.Time `json:"measured_at"`
 }
@@ -33,15 +33,11 @@ type gate struct {
 func (s *session) showGates(p page[gate]) {
 	t := s.table("GATE", "SIDE", "TABLE", "KIND", "STATE", "MEASURED", "WHY")
 	for _, g := range p.Data {
-		state := "closed"
-		if g.Open {
-			state = "open"
-		}
 		table := g.Table
 		if table == "" {
 			table = "all"
 		}
-		t.row(g.Name, g.Side, table, g.Kind, state, ago(g.MeasuredAt), g.Why)
+		t.row(g.Name, g.Side, table, g.Kind, g.State, ago(g.MeasuredAt), g.Why)
 	}
 	t.flush()
 	if len(p.Data) == 0 {

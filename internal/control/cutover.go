@@ -259,13 +259,16 @@ type ShadowFigure struct {
 	Objective         float64
 	Known             int64 // reads that tell something, or could not be judged
 	Mismatches        int64 // ever
+	// ProofAge is how old the last proof may be, 0 while nobody has set what the
+	// table's cutover needs.
+	ProofAge time.Duration
 }
 
 // ShadowFigures tells how the shadow reads of all tables stand.
 func (s *Store) ShadowFigures(ctx context.Context) ([]ShadowFigure, error) {
 	rows, err := s.pool.Query(ctx, `
-		SELECT d.site, t.name, d.from_side, p.objective, p.mismatches, coalesce(x.match, 0), coalesce(x.mismatch, 0), coalesce(x.unknown, 0)
-		  FROM backfill_control.cutover p JOIN backfill_control.direction d ON d.id = p.direction JOIN backfill_control.table_config t ON t.id = p.table_id,
+		SELECT d.site, t.name, d.from_side, p.objective, p.mismatches, CASE WHEN p.set_by <> '' THEN p.proof_age ELSE '0' END, coalesce(x.match, 0), coalesce(x.mismatch, 0), coalesce(x.unknown, 0)
+		  FROM backfill_control.cutover p JOIN backfill_control.direction d ON d.id = p.direction JOIN backfill_control.table_config t ON t.id = p.table_id AND t.removed_at IS NULL,
 		       LATERAL (SELECT sum(match)::bigint AS match, sum(mismatch)::bigint AS mismatch, sum("unknown")::bigint AS unknown FROM backfill_control.shadow_count x
 		                 WHERE x.direction = p.direction AND x.table_id = p.table_id AND x.at >= p.soak_since AND x.at > clock_timestamp() - p.soak - interval '1 minute') x ORDER BY 1, 2, 3`)
 	if err != nil {
@@ -273,7 +276,7 @@ func (s *Store) ShadowFigures(ctx context.Context) ([]ShadowFigure, error) {
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (f ShadowFigure, err error) {
 		var n backfill.ShadowCounts
-		err = row.Scan(&f.Site, &f.Table, &f.From, &f.Objective, &f.Mismatches, &n.Match, &n.Mismatch, &n.Unknown)
+		err = row.Scan(&f.Site, &f.Table, &f.From, &f.Objective, &f.Mismatches, &f.ProofAge, &n.Match, &n.Mismatch, &n.Unknown)
 		f.Rate, f.Known = n.Rate(), n.Match+n.Mismatch+n.Unknown
 		f.Bound = proof.Bound(n.Mismatch+n.Unknown, f.Known)
 		return f, err

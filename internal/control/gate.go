@@ -17,20 +17,59 @@ type Gate struct {
 	pace.Gate
 	Reading    *pace.Reading // nil before the first
 	MeasuredAt *time.Time
+	Asked      bool // a backfill or a reconciliation is under way that asks it
 }
 
 // Judge says whether the gate is open.
 func (g *Gate) Judge() pace.Verdict { return g.Gate.Judge(g.Reading) }
 
+// GateState is how a gate is shown.
+type GateState string
+
+// The states of gates.
+const (
+	GateOpen   GateState = "open"
+	GateClosed GateState = "closed"
+	GateIdle   GateState = "idle"  // nothing asks it: the verdict is of the last time it was measured
+	GateLimit  GateState = "limit" // it is no gate that closes, but a limit of rows per second
+)
+
+// idleReading is how old a reading may be while nothing asks: agents then measure
+// twice a minute, for people to see.
+const idleReading = 45 * time.Second
+
+// State is what people are told of the gate. A walk that asks for it goes by Judge.
+func (g *Gate) State() (GateState, pace.Verdict) {
+	v := g.Judge()
+	switch r := g.Reading; {
+	case !g.Measured():
+		return GateLimit, v
+	case v.Open:
+		return GateOpen, v
+	case g.Asked || r == nil || r.Age > idleReading:
+		return GateClosed, v
+	default:
+		last := g.Gate.Judge(&pace.Reading{Value: r.Value, Problem: r.Problem})
+		if last.Why == v.Why {
+			return GateClosed, v // it is not its age that closes it
+		}
+		return GateIdle, last
+	}
+}
+
 const gateColumns = `g.name, g.side, coalesce(t.name, ''), g.kind, g."limit", g.url, g.query, g.max_age,
-	g.value, g.problem, g.measured_at, extract(epoch FROM clock_timestamp() - g.measured_at)::float8`
+	g.value, g.problem, g.measured_at, extract(epoch FROM clock_timestamp() - g.measured_at)::float8,
+	EXISTS (SELECT FROM backfill_control.request r JOIN backfill_control.direction d ON d.id = r.direction
+	         WHERE d.site = g.site AND (g.table_id IS NULL OR r.table_id = g.table_id) AND r.state IN ('PENDING', 'IN_PROGRESS', 'RELEASING') AND NOT r.paused)
+	OR EXISTS (SELECT FROM backfill_control.reconciliation r JOIN backfill_control.direction d ON d.id = r.direction
+	         WHERE d.site = g.site AND (g.table_id IS NULL OR r.table_id = g.table_id) AND r.state IN ('PENDING', 'RUNNING') AND r.mode <> 'shadow')`
 
 const gateFrom = ` FROM backfill_control.gate g LEFT JOIN backfill_control.table_config t ON t.id = g.table_id `
 
 func scanGate(row pgx.CollectableRow) (g Gate, err error) {
 	var value, age *float64
 	var problem string
-	err = row.Scan(&g.Name, &g.Side, &g.Table, &g.Kind, &g.Limit, &g.URL, &g.Query, &g.MaxAge, &value, &problem, &g.MeasuredAt, &age)
+	err = row.Scan(&g.Name, &g.Side, &g.Table, &g.Kind, &g.Limit, &g.URL, &g.Query, &g.MaxAge, &value, &problem, &g.MeasuredAt, &age, &g.Asked)
 	if age != nil {
 		g.Reading = &pace.Reading{Problem: problem, Age: time.Duration(*age * float64(time.Second))}
 		if value != nil {
@@ -47,7 +86,7 @@ func (s *Store) Gates(ctx context.Context, site string) ([]Gate, error) {
 	return s.gates(ctx, `WHERE g.site = $1 ORDER BY g.name`, site)
 }
 
-// GatesOf lists the gates that hold back backfills of a table, by name.
+// GatesOf lists the gates that hold back backfills and reconciliations of a table, by name.
 func (s *Store) GatesOf(ctx context.Context, site, table string) ([]Gate, error) {
 	return s.gates(ctx, `WHERE g.site = $1 AND (g.table_id IS NULL OR t.name = $2) ORDER BY g.name`, site, table)
 }
@@ -179,8 +218,8 @@ func (s *Store) Measured(ctx context.Context, site string, all []Measurement) er
 	return s.pool.SendBatch(ctx, batch).Close()
 }
 
-// Duty is what an agent has to measure: the gates of its side, and whether a
-// backfill of the site is under way that asks them.
+// Duty is what an agent has to measure: the gates of its side, and whether something
+// is under way that asks one of them.
 type Duty struct {
 	Gates []pace.Gate
 	Busy  bool
@@ -192,14 +231,9 @@ func (s *Store) Duty(ctx context.Context, site, side string) (d Duty, err error)
 	for _, g := range all {
 		if g.Measured() {
 			d.Gates = append(d.Gates, g.Gate)
+			d.Busy = d.Busy || g.Asked
 		}
 	}
-	if err != nil || len(d.Gates) == 0 {
-		return d, err
-	}
-	err = s.pool.QueryRow(ctx, `
-		SELECT EXISTS (SELECT FROM backfill_control.request r JOIN backfill_control.direction d ON d.id = r.direction
-		                WHERE d.site = $1 AND r.state IN ('PENDING', 'IN_PROGRESS', 'RELEASING') AND NOT r.paused)`, site).Scan(&d.Busy)
 	return d, err
 }
 

@@ -656,8 +656,13 @@ func treeRoot(ctx context.Context, tx pgx.Tx, id int64) (string, error) {
 }
 
 // causes says of each settled difference what probably caused it, by the last entry
-// of its key: one pass over the direction's history.
+// of its key: one pass over the direction's history. Nothing is known yet of keys that
+// were just written, which are then taken for few and looked up one by one, each in all
+// the others: hours, where a whole table is missing.
 func causes(ctx context.Context, tx pgx.Tx, run *backfill.Reconciliation) error {
+	if _, err := tx.Exec(ctx, `SET LOCAL enable_nestloop = off`); err != nil {
+		return err
+	}
 	_, err := tx.Exec(ctx, `
 		WITH open AS MATERIALIZED (SELECT n, kind, key, here FROM backfill_control.difference WHERE run_id = $1 AND settled AND cause = ''),
 		last AS (
@@ -680,6 +685,10 @@ func causes(ctx context.Context, tx pgx.Tx, run *backfill.Reconciliation) error 
 		       ELSE 'changed on ' || $5 || ' since its last change arrived, or on ' || $6 || ' while capture was interrupted' END
 		  FROM open o LEFT JOIN last ON last.n = o.n LEFT JOIN own ON own.n = o.n
 		 WHERE d.run_id = $1 AND d.n = o.n`, run.ID, run.Direction.ID, run.TableID, run.Site, run.To, run.From)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx, `SET LOCAL enable_nestloop = on`)
 	return err
 }
 

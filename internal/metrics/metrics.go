@@ -149,7 +149,8 @@ func (i Installation) Collect(out chan<- prometheus.Metric) {
 	}
 	lags := map[[2]string]float64{}
 	for _, g := range f.Gates {
-		gauge(gateOpen, truth(g.Judge().Open), g.Site, g.Side, g.Name, string(g.Kind))
+		_, v := g.State()
+		gauge(gateOpen, truth(v.Open), g.Site, g.Side, g.Name, string(g.Kind))
 		if g.Reading == nil || g.Reading.Problem != "" {
 			continue
 		}

@@ -196,8 +196,32 @@ func TestFiguresOfProof(t *testing.T) {
 		FROM backfill_control.cutover, (VALUES (now() - interval '1 h', 5, 5, 0), (now() + interval '1 s', 997, 2, 1)) x (at, match, mismatch, unknown)`)
 	got = gather(t, Proof{p.Store})
 	require.EqualValues(t, 7, got["migration_shadow_mismatch_total"+labels])
+	require.NotContains(t, got, "proof_age_limit_seconds"+labels, "nobody has asked for one")
+	table := p.Tables["public.orders"]
+	require.NoError(t, p.Store.PutPolicy(t.Context(), "ann", p.Out, &table, control.PolicyChange{ProofAge: new(2 * time.Hour)}))
+	require.EqualValues(t, 7200, gather(t, Proof{p.Store})["proof_age_limit_seconds"+labels])
 	require.EqualValues(t, 0.001, got["shadow_read_objective"+labels])
 	require.EqualValues(t, 1000, got["shadow_reads_judged"+labels], "what was read before the soak does not count")
 	require.InDelta(t, 2.0/999, got["shadow_read_mismatch_rate"+labels], 1e-9)
 	require.InDelta(t, 0.00774, got["shadow_read_mismatch_bound"+labels], 1e-4)
+
+	// Old runs go; what they have found stays counted.
+	testkit.Exec(t, p.C, `UPDATE backfill_control.reconciliation SET closed_at = now() - interval '2 d' WHERE verdict = 'DIFFERENT'`)
+	testkit.Exec(t, p.C, `
+		WITH r AS (INSERT INTO backfill_control.reconciliation (direction, table_id, mode, state, verdict, requested_by, closed_at)
+		           SELECT $1, id, 'full', 'FINISHED', 'DIFFERENT', 'test', now() FROM backfill_control.table_config RETURNING id)
+		INSERT INTO backfill_control.run_leaf (run_id, n, state, source_count) SELECT id, n, 'different', 1 FROM r, generate_series(1, 3) n`, id)
+	require.EqualValues(t, 4, gather(t, Proof{p.Store})["reconcile_chunk_mismatch_total"+labels])
+	for more := true; more; {
+		var err error
+		_, more, err = p.Store.Retain(t.Context(), control.Keep{Requests: 24 * time.Hour}, 1)
+		require.NoError(t, err)
+	}
+	require.Equal(t, 2, testkit.Value[int](t, p.C, `SELECT count(*) FROM backfill_control.reconciliation`))
+	require.EqualValues(t, 4, gather(t, Proof{p.Store})["reconcile_chunk_mismatch_total"+labels])
+
+	// A table that is configured again begins anew, and is told once.
+	_, err := p.Store.RemoveTable(t.Context(), "ann", testkit.Site, "public.orders")
+	require.NoError(t, err)
+	require.Empty(t, gather(t, Proof{p.Store}))
 }

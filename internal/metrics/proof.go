@@ -18,6 +18,8 @@ var (
 	openKeys   = desc("reconcile_open_keys", "Keys that differ, neither repaired nor waived.", "site", "table", "from")
 	proofAge   = desc("proof_age_seconds", "Since the whole table was last found equal.", "site", "table", "from")
 
+	proofLimit = desc("proof_age_limit_seconds", "How old that may be, of tables for which somebody has set what a cutover needs.", "site", "table", "from")
+
 	shadowRate      = desc("shadow_read_mismatch_rate", "The share of shadow reads of the soak so far that mismatch, of those that match or mismatch.", "site", "table", "from")
 	shadowBound     = desc("shadow_read_mismatch_bound", "The highest rate that the reads of the soak leave possible, at 95 % confidence.", "site", "table", "from")
 	shadowObjective = desc("shadow_read_objective", "What the rate has to stay under.", "site", "table", "from")
@@ -52,6 +54,9 @@ func (p Proof) Collect(out chan<- prometheus.Metric) {
 	}
 	for _, f := range soaks {
 		labels := []string{f.Site, f.Table, f.From}
+		if f.ProofAge > 0 {
+			out <- prometheus.MustNewConstMetric(proofLimit, prometheus.GaugeValue, f.ProofAge.Seconds(), labels...)
+		}
 		out <- prometheus.MustNewConstMetric(shadowMismatch, prometheus.CounterValue, float64(f.Mismatches), labels...)
 		out <- prometheus.MustNewConstMetric(shadowObjective, prometheus.GaugeValue, f.Objective, labels...)
 		out <- prometheus.MustNewConstMetric(shadowJudged, prometheus.GaugeValue, float64(f.Known), labels...)

@@ -35,7 +35,8 @@ func Kinds() []Kind {
 // DefaultMaxAge is how old a reading may be before its gate counts as closed.
 const DefaultMaxAge = 10 * time.Second
 
-// Gate holds back walks and releases while a database has enough to do already.
+// Gate holds back walks, releases and reconciliations while a database has enough to
+// do already.
 type Gate struct {
 	Name  string  `json:"name"`
 	Side  string  `json:"side"`            // whose agent measures, and, where a database is measured, whose

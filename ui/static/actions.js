@@ -12,8 +12,13 @@
 //   data-shape    what is typed is a list (by commas), or pairs (a line each: name = value)
 //   data-try      a button of a form that asks for what its opener's data-try names to be
 //                 tried, and shows it in the form's data-tried
+//   data-unit     what a field counts in, in units of what is sent: 3600 for hours
 //   data-for      the kinds that a part of the form is for; a fieldset that is not
 //                 shown is not sent
+//   data-by       the field whose value is the kind, "kind" if it is not said
+//   data-address  the field stands in the address alone
+//   data-json     the field's value is JSON
+//   data-new      what is sent must not be there yet
 
 import { Problem, change, newKey } from "./api.js";
 import { announce, capital, count, el } from "./dom.js";
@@ -40,18 +45,32 @@ function open(button) {
 }
 
 function fill(form, values) {
-  for (const [name, value] of Object.entries(values)) form.elements[name].value = value;
+  for (const [name, value] of Object.entries(values)) {
+    const field = form.elements[name];
+    field.value = field.dataset.unit ? exact(value / field.dataset.unit) : value;
+  }
   for (const field of form.querySelectorAll("[data-fixed]")) field.readOnly = field.value !== "";
+}
+
+// exact drops the last digits, in which a number of another unit goes astray.
+const exact = (n) => Number(n.toPrecision(12));
+
+// numberOf is what a field's number is in the API's units, of which the small ones
+// are counted whole.
+function numberOf(field) {
+  const unit = Number(field.dataset.unit ?? 1);
+  return unit > 1 ? Math.round(field.valueAsNumber * unit) : exact(field.valueAsNumber * unit);
 }
 
 // fit shows the parts of a form that are for the kind chosen in it.
 function fit(form) {
   for (const part of form.querySelectorAll("[data-for]")) {
-    part.hidden = !part.dataset.for.split(" ").includes(form.elements.kind.value);
+    part.hidden = !part.dataset.for.split(" ").includes(form.elements[by(form)].value);
     if (part.tagName === "FIELDSET") part.disabled = part.hidden;
   }
 }
-document.addEventListener("change", (e) => e.target.name === "kind" && fit(e.target.form));
+const by = (form) => form.dataset.by ?? "kind";
+document.addEventListener("change", (e) => e.target.form && e.target.name === by(e.target.form) && fit(e.target.form));
 
 // beside says at a field what is wrong with it, "" for nothing.
 function beside(field, text) {
@@ -93,9 +112,9 @@ function page(apiAddress) {
   return apiAddress.replace(/^\/api\/v1/, "");
 }
 
-async function send(path, body, key, method) {
+async function send(path, body, key, method, isNew) {
   try {
-    return await change(method ?? "POST", path, body, key);
+    return await change(method ?? "POST", path, body, key, isNew ? { "If-None-Match": "*" } : {});
   } catch (err) {
     if (err instanceof Problem) {
       if (err.open) err.openPage = page(err.open);
@@ -144,11 +163,11 @@ function collect(form, state) {
   const body = JSON.parse(form.dataset.body ?? "{}");
   for (const name of (form.dataset.fillBody ?? "").split(" ").filter(Boolean)) body[name] = state.data[name];
   for (const field of form.elements) {
-    if (!field.name) continue;
+    if (!field.name || "address" in field.dataset) continue;
     if (field.type === "checkbox") body[field.name] = field.checked && !field.disabled;
     else if (field.matches(":disabled") || (field.type === "number" && field.value === "")) continue;
-    else if (field.type === "number") body[field.name] = field.valueAsNumber;
-    else put(body, field.name, shaped(field));
+    else if (field.type === "number") body[field.name] = numberOf(field);
+    else put(body, field.name, "json" in field.dataset ? JSON.parse(field.value) : shaped(field));
   }
   return body;
 }
@@ -185,8 +204,8 @@ async function submit(form) {
   for (const b of buttons) b.disabled = true;
   show(form, null);
   try {
-    const address = (state.data.action ?? form.dataset.post).replace("{name}", () => encodeURIComponent(body.name));
-    const answer = await send(address, body, state.key, form.dataset.method);
+    const address = (state.data.action ?? form.dataset.post).replace(/{(\w+)}/, (_, name) => encodeURIComponent(form.elements[name].value.trim()));
+    const answer = await send(address, body, state.key, form.dataset.method, "new" in form.dataset);
     dialog.close();
     taken(answer, form);
   } catch (problem) {

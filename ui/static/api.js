@@ -26,11 +26,11 @@ export async function get(path, signal) {
   return answer(await fetch(path, { headers: { Accept: "application/json" }, signal }));
 }
 
-export async function change(method, path, body, key) {
+export async function change(method, path, body, key, headers) {
   return answer(await fetch(path, {
     method,
-    headers: { Accept: "application/json", "Content-Type": "application/json", "Idempotency-Key": key },
-    body: JSON.stringify(body),
+    headers: { Accept: "application/json", "Content-Type": "application/json", "Idempotency-Key": key, ...headers },
+    body: method === "GET" ? undefined : JSON.stringify(body),
   }));
 }
 

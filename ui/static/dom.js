@@ -54,6 +54,26 @@ export function morph(from, to) {
   morphChildren(from, to);
 }
 
+// keepFocus calls a function that changes the page. When what has the focus goes with
+// it, the focus goes on to what is next to it: in its row or list, the next row, the
+// one before, the part of the page they are in.
+export function keepFocus(change) {
+  const had = document.activeElement;
+  if (!had || had === document.body || had.closest("dialog")) return change();
+  const near = [];
+  const row = had.closest("tr[id], li[id]");
+  for (let r = row; r; r = r.nextElementSibling) near.push(r);
+  for (let r = row?.previousElementSibling; r; r = r.previousElementSibling) near.push(r);
+  for (let part = (row ?? had).parentElement?.closest("[id]"); part; part = part.parentElement?.closest("[id]")) near.push(part);
+  change();
+  if (had.isConnected && !had.matches(":disabled") && had.checkVisibility()) return;
+  for (const part of near) {
+    if (!part.isConnected) continue;
+    const next = part.matches("main") ? part : [...part.querySelectorAll("a[href], button, input, select, textarea, summary")].find((e) => !e.disabled && e.checkVisibility());
+    if (next) return next.focus();
+  }
+}
+
 function morphChildren(from, to) {
   const byID = new Map();
   for (const child of from.children) if (child.id) byID.set(child.id, child);

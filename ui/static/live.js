@@ -1,7 +1,7 @@
 // Keeping the page current: the server says that something changed, the page asks
 // for itself again and takes over the parts that are marked live.
 
-import { morph } from "./dom.js";
+import { keepFocus, morph } from "./dom.js";
 import { showTimes } from "./time.js";
 
 const quiet = 150; // milliseconds between an event and the request it causes
@@ -51,10 +51,12 @@ async function load() {
     again = true; // the viewer has gone on to another filter meanwhile
     return;
   }
-  for (const part of document.querySelectorAll("[data-live]")) {
-    const fresh = page.getElementById(part.id);
-    if (fresh) morph(part, fresh);
-  }
+  keepFocus(() => {
+    for (const part of document.querySelectorAll("[data-live]")) {
+      const fresh = page.getElementById(part.id);
+      if (fresh) morph(part, fresh);
+    }
+  });
   showTimes();
   for (const fn of listeners) fn();
 }

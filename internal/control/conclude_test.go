@@ -1,0 +1,35 @@
+package control_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+	"backfill/internal/control"
+	"backfill/internal/testkit"
+)
+
+// A run that found most of a table missing is concluded in one pass over keys and
+// history, not in one for each key.
+func TestManyDifferencesAreConcludedQuickly(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE orders (id int PRIMARY KEY)`, "public.orders")
+	table := p.Tables["public.orders"].ID
+	r, err := p.Store.CreateReconciliation(t.Context(), control.NewReconciliation{Direction: p.Out.ID, TableID: table, Mode: backfill.RunFull, By: "test"})
+	require.NoError(t, err)
+	testkit.Exec(t, p.C, `UPDATE backfill_control.reconciliation SET state = 'RUNNING', cut = true, leaves = 1, started_at = now() WHERE id = $1`, r.ID)
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.run_leaf (run_id, n, state, source_count, source_sums, receiver_count, receiver_sums) VALUES ($1, 1, 'different', 60000, '{1,1}', 0, '{0,0}')`, r.ID)
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.entry (direction, table_id, snap, op, dropped, key) SELECT $1, $2, '9:9:', 'c', n % 2 = 0, ARRAY[n::text] FROM generate_series(1, 20000) n`, p.Out.ID, table)
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.difference (run_id, leaf, kind, settled, key) SELECT $1, 1, 'missing', true, ARRAY[n::text] FROM generate_series(1, 60000) n`, r.ID)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	r, err = p.Store.Conclude(ctx, r.ID)
+	require.NoError(t, err)
+	require.Equal(t, "DIFFERENT", r.Verdict)
+	require.Equal(t, []string{"changed on central since its last change arrived, or on school while capture was interrupted 10000",
+		"its last change was not sent: the table or the operation was off 10000", "never captured: older than capture, or changed while it was interrupted 40000"},
+		testkit.Strings(t, p.C, `SELECT cause || ' ' || count(*) FROM backfill_control.difference GROUP BY cause ORDER BY cause`))
+}
