@@ -581,3 +581,31 @@ func TestTwoWayPolicyChangesBetweenPushesOfAKey(t *testing.T) {
 		}
 	}
 }
+
+// So they do where the earlier change is set aside on one side, and a later one stands
+// for it there.
+func TestTwoWayPolicyChangesWhileAChangeIsHeld(t *testing.T) {
+	for _, winner := range []string{testkit.Source, testkit.Receiver} {
+		t.Run(winner, func(t *testing.T) {
+			w := newTwoWay(t, winner, `CREATE TABLE desks (id int PRIMARY KEY); CREATE TABLE seats (id int PRIMARY KEY, desk int REFERENCES desks, who text)`, "public.desks", "public.seats")
+			w.onSource(`INSERT INTO desks VALUES (1); INSERT INTO seats VALUES (1, 1, 'old')`)
+			w.rest()
+			// The parent stays behind.
+			w.onSource(`INSERT INTO desks VALUES (2); DELETE FROM backfill_maple_school.outbox; UPDATE seats SET desk = 2, who = 'school'`)
+			w.pushOf(w.from)
+			w.applyOn(w.apply1)
+			require.Len(t, w.setAside(), 1)
+			w.onReceiver(`UPDATE seats SET who = 'central'`)
+			other := map[string]string{testkit.Source: testkit.Receiver, testkit.Receiver: testkit.Source}[winner]
+			w.Configure("public.seats", control.TableChange{Conflict: &other})
+			w.pushOf(w.to)
+			w.onSource(`UPDATE seats SET desk = 1, who = 'school'`)
+			w.pushOf(w.from)
+			w.rest()
+			w.Equal("seats")
+			require.Equal(t, []string{"(1,1," + winner + ")"}, testkit.Rows(t, w.S, "seats"), "the policy of the earlier change counts")
+			require.Empty(t, w.setAside())
+			w.forgotten()
+		})
+	}
+}
