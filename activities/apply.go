@@ -89,10 +89,13 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 			e, err := l.store.Entry(ctx, l.In.ID, seq)
 			return side.Entry(e), err
 		},
-		Layout:       func(ctx context.Context, id int64) (*row.Layout, error) { return l.store.Layout(ctx, id) },
-		Tables:       l.tables,
-		Mapping:      l.store.Mapping,
-		Sent:         func(ctx context.Context) (int64, string, error) { return l.store.LastPush(ctx, l.Out.ID) },
+		Layout:  func(ctx context.Context, id int64) (*row.Layout, error) { return l.store.Layout(ctx, id) },
+		Tables:  l.tables,
+		Mapping: l.store.Mapping,
+		Sent: func(ctx context.Context) (int64, string, func(io.Writer) error, error) {
+			batch, nonce, err := l.store.LastPush(ctx, l.Out.ID)
+			return batch, nonce, l.sent(ctx, nonce), err
+		},
 		Retry:        retry,
 		HoldLimit:    l.HoldLimit,
 		RefusedLimit: l.RefusedLimit,

@@ -165,7 +165,7 @@ func (c *Control) Release(ctx context.Context, requestID int64) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, surface(err)
 	}
-	keeper := gatekeeper{store: c.Store, req: req, size: pace.PageSize{Target: releaseTarget, Min: 1, Max: c.ReleaseRows, MaxBytes: math.MaxInt64}}
+	keeper := gatekeeper{store: c.Store, req: req, faults: c.faults, size: pace.PageSize{Target: releaseTarget, Min: 1, Max: c.ReleaseRows, MaxBytes: math.MaxInt64}}
 	keeper.course.stands = func(context.Context) (standing, error) {
 		return standing{rows: keeper.req.ReleasedUpTo, left: keeper.req.Staged - keeper.req.ReleasedUpTo}, nil
 	}

@@ -27,6 +27,7 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
+	"backfill/internal/pace"
 	"backfill/internal/testkit"
 )
 
@@ -124,7 +125,7 @@ func newJourney(t *testing.T, deaths []string, restart bool) *journey {
 // start starts the processes.
 func (j *journey) start() {
 	j.from, j.to = j.agent(testkit.Source), j.agent(testkit.Receiver)
-	j.control = &Control{Store: testkit.Open(j, j.ControlDSN), Log: zap.NewNop(), ReleaseRows: 6,
+	j.control = &Control{Store: testkit.Open(j, j.ControlDSN), Log: zap.NewNop(), ReleaseRows: 6, Keep: control.Keep{Requests: time.Nanosecond, History: time.Nanosecond},
 		StartBackfill: j.engine.startBackfill, StartSync: j.engine.startSync, Running: j.engine.list, Refresh: j.engine.refresh,
 		StartReconcile: func(context.Context, *backfill.Reconciliation) error { return nil }}
 	j.from.faults, j.to.faults, j.control.faults = j.fault, j.fault, j.fault
@@ -278,7 +279,29 @@ func (j *journey) run() {
 			return err
 		})
 	}
+	// A gate holds it back, another slows it down.
+	j.onSource(`CREATE TABLE load (v int); INSERT INTO load VALUES (11)`)
+	j.gates(pace.Gate{Name: "load", Side: testkit.Source, Kind: pace.SQL, Query: "SELECT v FROM public.load", Limit: 10, MaxAge: 3600},
+		pace.Gate{Name: "speed", Side: testkit.Source, Kind: pace.RowsPerSecond, Limit: 500})
+	measure := func() error { _, err := (&meter{Agent: j.from}).measure(ctx); return err }
+	j.do(measure)
+	j.do(func() error {
+		lease, req, err := j.from.store.Claim(ctx, id, j.from.ID, j.from.LeaseTTL)
+		if err != nil {
+			return err
+		}
+		k := j.from.walkUnder(lease, req)
+		k.keeper.patience = time.Nanosecond
+		if pass, err := k.keeper.pass(ctx, nil); pass || err != nil {
+			return err
+		}
+		return j.from.store.Hand(ctx, lease)
+	})
+	require.Contains(t, j.Now(id).Waiting, "load is over the limit")
+	j.onSource(`UPDATE load SET v = 0`)
+	j.do(measure)
 	j.activity(func(ctx context.Context) error { _, err := j.from.Walk(ctx, id); return err })
+	require.Empty(t, j.Now(id).Waiting)
 	require.Equal(t, backfill.AwaitingReview, j.Now(id).State)
 	require.Len(t, j.staged(id), 17)
 	j.activity(func(ctx context.Context) error { return j.to.Classify(ctx, id) })
@@ -327,8 +350,32 @@ func (j *journey) run() {
 	require.Equal(t, []string{"31"}, testkit.Strings(t, j.C, `SELECT key[1] FROM backfill_control.quarantine WHERE state = 'skipped' AND wish IS NULL`))
 	require.Equal(t, 1, testkit.Value[int](t, j.R, `SELECT count(*) FROM orders WHERE id > 30`))
 
-	// A new beginning.
+	// A source that may not go on, for a while: nothing of it is pushed or applied.
+	testkit.Exec(t, j.C, `UPDATE backfill_control.side SET timeline = 'another' WHERE name = $1`, testkit.Source)
+	j.onSource(`UPDATE orders SET note = 'while halted' WHERE id = 2`)
+	refused := func(step func() error) {
+		j.do(func() error {
+			err := step()
+			if backfill.CodeOf(err) == backfill.Refused {
+				return nil
+			}
+			require.Error(t, err)
+			return err
+		})
+	}
+	refused(func() error { _, err := j.from.push(ctx); return err })
+	refused(func() error { _, err := (&applier{Agent: j.to}).apply(ctx); return err })
+	testkit.Exec(t, j.C, `UPDATE backfill_control.side s SET timeline = o.timeline FROM backfill_control.side o WHERE s.name = $1 AND o.name = $2`, testkit.Source, testkit.Receiver)
+	require.Equal(t, "history", testkit.Value[string](t, j.R, `SELECT note FROM orders WHERE id = 2`))
+	j.pushAll()
+	j.applyAll()
+	require.Equal(t, "while halted", testkit.Value[string](t, j.R, `SELECT note FROM orders WHERE id = 2`))
+
+	// A new beginning, which one agent of the source has begun and not told of.
 	require.NoError(t, j.Store.NewEpoch(ctx, "ana", testkit.Site, "restored"))
+	lost = j.agent(testkit.Source)
+	failAt(lost, "epoch: begun")
+	require.ErrorIs(t, lost.ready(ctx), errCrash)
 	j.onSource(`UPDATE orders SET note = 'of the new epoch' WHERE id IN (1, 31)`)
 	j.pushAll()
 	j.applyAll()
@@ -340,4 +387,14 @@ func (j *journey) run() {
 	require.Equal(t, last, testkit.Value[int64](t, j.R, `SELECT seq FROM backfill_maple_central.applied`))
 	require.Equal(t, []string{"backfill.approve 1", "backfill.cancelled 1", "backfill.finished 1", "backfill.judge 1", "backfill.pause 1", "backfill.request 2", "backfill.resume 1"},
 		testkit.Strings(t, j.C, `SELECT action || ' ' || count(*) FROM backfill_control.audit WHERE action LIKE 'backfill.%' GROUP BY action ORDER BY 1`))
+
+	// All that is closed is past its window; what is not is not touched.
+	open := j.Request("public.orders", "8").ID
+	j.onSource(`UPDATE orders SET note = 'kept' WHERE id = 3`)
+	j.pushAll()
+	j.activity(func(ctx context.Context) error { _, err := j.control.Retain(ctx); return err })
+	require.Equal(t, []string{fmt.Sprint(open)}, testkit.Strings(t, j.C, `SELECT id::text FROM backfill_control.request`))
+	require.Zero(t, testkit.Value[int](t, j.C, `SELECT count(*) FROM backfill_control.staged`))
+	j.applyAll()
+	j.Equal("orders", "parents", "children")
 }

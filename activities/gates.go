@@ -74,7 +74,13 @@ func (m *meter) measure(ctx context.Context) (busy bool, err error) {
 		}
 	}
 	away.Wait()
-	return duty.Busy, m.store.Measured(ctx, m.db.Site, found)
+	if err := m.faults.at("gates: measured"); err != nil {
+		return duty.Busy, err
+	}
+	if err := m.store.Measured(ctx, m.db.Site, found); err != nil {
+		return duty.Busy, err
+	}
+	return duty.Busy, m.faults.at("gates: stored")
 }
 
 // problemOf says why something could not be measured.
@@ -145,6 +151,7 @@ type gatekeeper struct {
 
 	patience time.Duration // default patience
 	course   course
+	faults   faults
 
 	closed   bool
 	held     time.Duration // by gates, all in all
@@ -198,6 +205,9 @@ func (k *gatekeeper) pass(ctx context.Context, stopping <-chan struct{}) (bool, 
 			if wait = min(due, time.Second); wait > 0 {
 				k.held += wait
 				if err := k.store.Slowed(ctx, k.req.ID, *k.speed, wait); err != nil {
+					return false, err
+				}
+				if err := k.faults.at("gate: slowed"); err != nil {
 					return false, err
 				}
 			}
@@ -256,7 +266,10 @@ func (k *gatekeeper) hold(ctx context.Context, g pace.Gate, why string) error {
 	}
 	d := now.Sub(k.lastHeld)
 	k.held, k.lastHeld = k.held+d, now
-	return k.store.Throttled(ctx, k.req.ID, g, why, d)
+	if err := k.store.Throttled(ctx, k.req.ID, g, why, d); err != nil {
+		return err
+	}
+	return k.faults.at("gate: held")
 }
 
 func (k *gatekeeper) open(ctx context.Context) error {
@@ -264,5 +277,8 @@ func (k *gatekeeper) open(ctx context.Context) error {
 		return nil
 	}
 	k.closed, k.req.WaitingSince = false, nil
-	return k.store.Going(ctx, k.req.ID)
+	if err := k.store.Going(ctx, k.req.ID); err != nil {
+		return err
+	}
+	return k.faults.at("gate: opened")
 }

@@ -157,7 +157,7 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 		// once this one has read them: they are pushed again. Nor may the source fall
 		// behind by two: then it would look restored.
 		batch, nonce := p.Last()
-		if err := a.db.Fence(ctx, batch, nonce); err != nil {
+		if err := a.db.Fence(ctx, batch, nonce, a.sent(ctx, nonce)); err != nil {
 			return out, err
 		}
 		if err := a.faults.at("push: caught up"); err != nil {
@@ -188,7 +188,13 @@ func (a *Agent) push(ctx context.Context) (pushed, error) {
 	if err := a.faults.at("push: committed"); err != nil {
 		return out, err
 	}
-	if err := a.db.DeletePushed(ctx, seqs, batch, nonce, a.sent(ctx, config, nonce)); err != nil {
+	var own func(io.Writer) error
+	for _, tables := range config {
+		if slices.ContainsFunc(tables, func(t backfill.Table) bool { return t.TwoWay() }) {
+			own = a.sent(ctx, nonce)
+		}
+	}
+	if err := a.db.DeletePushed(ctx, seqs, batch, nonce, own); err != nil {
 		return out, err
 	}
 	return out, a.faults.at("push: deleted")
@@ -204,20 +210,9 @@ type sending struct {
 var errBehind = errors.New("the last push was committed and has not removed its records")
 
 // sent writes what a push has sent of tables captured on both sides, for this side
-// to know as its own changes; nil when there are no such tables.
-func (a *Agent) sent(ctx context.Context, config map[string][]backfill.Table, nonce string) func(io.Writer) error {
-	var ids []int64
-	for _, tables := range config {
-		for _, t := range tables {
-			if t.TwoWay() {
-				ids = append(ids, int64(t.ID))
-			}
-		}
-	}
-	if ids == nil {
-		return nil
-	}
-	return func(w io.Writer) error { return a.store.CopySent(ctx, a.Out.ID, nonce, ids, w) }
+// to know as its own changes.
+func (a *Agent) sent(ctx context.Context, nonce string) func(io.Writer) error {
+	return func(w io.Writer) error { return a.store.CopySent(ctx, a.Out.ID, nonce, w) }
 }
 
 // rulesOf says what of a table's changes is sent.

@@ -21,7 +21,13 @@ func (a *Agent) ready(ctx context.Context) error {
 	case err != nil || before == "":
 		return err
 	}
+	if e := a.faults.at("halt: found"); e != nil {
+		return e
+	}
 	if e := a.store.Halt(ctx, a.db.Site, a.db.Side, why); e != nil {
+		return e
+	}
+	if e := a.faults.at("halt: recorded"); e != nil {
 		return e
 	}
 	return err
@@ -35,7 +41,13 @@ func (a *Agent) standing(ctx context.Context) (before string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if err := a.faults.at("identity: read"); err != nil {
+		return "", err
+	}
 	if err := a.store.Identify(ctx, a.db.Site, a.db.Side, now.System, now.Timeline, now.Database); err != nil {
+		return "", err
+	}
+	if err := a.faults.at("identity: known"); err != nil {
 		return "", err
 	}
 	begin, err := a.store.Beginning(ctx, a.Out, a.In)
@@ -44,6 +56,9 @@ func (a *Agent) standing(ctx context.Context) (before string, err error) {
 	}
 	if now.Epoch != begin.Seen {
 		if err := a.store.SeenIn(ctx, a.db.Site, a.db.Side, now.Epoch); err != nil {
+			return "", err
+		}
+		if err := a.faults.at("epoch: noted"); err != nil {
 			return "", err
 		}
 	}

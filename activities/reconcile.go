@@ -292,7 +292,10 @@ func (h *hashing) begin(ctx context.Context, run *backfill.Reconciliation) error
 	if b.LayoutID, err = h.store.PutLayout(ctx, f.Layout); err != nil {
 		return err
 	}
-	return h.store.BeginRun(ctx, h.id, b)
+	if err := h.store.BeginRun(ctx, h.id, b); err != nil {
+		return err
+	}
+	return h.faults.at("run: begun")
 }
 
 // sameOrder reports whether two sides sort keys alike. A wider integer sorts as a
@@ -312,9 +315,15 @@ func (h *hashing) send(ctx context.Context, run *backfill.Reconciliation) error 
 			return err
 		}
 		if len(keys) == 0 {
-			return h.store.Touched(ctx, h.id)
+			if err := h.store.Touched(ctx, h.id); err != nil {
+				return err
+			}
+			return h.faults.at("repair: noted")
 		}
 		if _, err := h.db.Touch(ctx, h.relation().Name, keys); err != nil {
+			return err
+		}
+		if err := h.faults.at("repair: touched"); err != nil {
 			return err
 		}
 		last = next
@@ -359,7 +368,10 @@ func (h *hashing) cut(ctx context.Context, run *backfill.Reconciliation, left co
 	if err := h.faults.at("leaf: read"); err != nil {
 		return err
 	}
-	return h.store.AddLeaves(ctx, h.id, run.LeafCount, leaves, state, e, end)
+	if err := h.store.AddLeaves(ctx, h.id, run.LeafCount, leaves, state, e, end); err != nil {
+		return err
+	}
+	return h.faults.at("leaf: cut")
 }
 
 // hash reads leaves that are cut already.
@@ -379,7 +391,10 @@ func (h *hashing) hash(ctx context.Context, run *backfill.Reconciliation) error 
 	if err := h.faults.at("leaf: read"); err != nil {
 		return err
 	}
-	return h.store.Hashed(ctx, h.id, read, e)
+	if err := h.store.Hashed(ctx, h.id, read, e); err != nil {
+		return err
+	}
+	return h.faults.at("leaf: hashed")
 }
 
 // atOnce is how many leaves are read together: buckets cost a pass over the table,
@@ -439,7 +454,7 @@ func (h *hashing) list(ctx context.Context, run *backfill.Reconciliation) (bool,
 			keys = append(keys, side.Keys{Leaf: l.N, Keys: unsettled[l.N]})
 		}
 	}
-	return true, h.store.Listed(ctx, h.id, numbersOf(all), func(load func(io.Reader) error) (control.Evidence, error) {
+	err = h.store.Listed(ctx, h.id, numbersOf(all), func(load func(io.Reader) error) (control.Evidence, error) {
 		return h.evidence(ctx, func() (r side.Reading, err error) {
 			err = copypipe.Run(func(w io.Writer) error {
 				r, err = h.db.CopyLeafRows(ctx, h.compared(run), h.id, ranges(all), keys, w)
@@ -451,6 +466,10 @@ func (h *hashing) list(ctx context.Context, run *backfill.Reconciliation) (bool,
 			return r, err
 		})
 	})
+	if err == nil {
+		err = h.faults.at("leaf: rows stored")
+	}
+	return true, err
 }
 
 // settle pushes until nothing captured before the leaves were read is left in the
@@ -480,7 +499,10 @@ func (h *hashing) settle(ctx context.Context, run *backfill.Reconciliation) (pro
 	if err != nil {
 		return idle, err
 	}
-	return busy, h.store.Await(ctx, h.id, leaves, last)
+	if err := h.store.Await(ctx, h.id, leaves, last); err != nil {
+		return idle, err
+	}
+	return busy, h.faults.at("leaf: sent")
 }
 
 // comparing is the receiver's part.
@@ -568,7 +590,10 @@ func (c *comparing) introduce(ctx context.Context, run *backfill.Reconciliation)
 	if err != nil {
 		return err
 	}
-	return c.store.ReceiverReady(ctx, c.id, layout, f.Shape, f.Order)
+	if err := c.store.ReceiverReady(ctx, c.id, layout, f.Shape, f.Order); err != nil {
+		return err
+	}
+	return c.faults.at("run: introduced")
 }
 
 func (c *comparing) compareHashes(ctx context.Context, run *backfill.Reconciliation, all []control.RunLeaf) error {
@@ -582,13 +607,16 @@ func (c *comparing) compareHashes(ctx context.Context, run *backfill.Reconciliat
 	if err := c.faults.at("leaf: compared"); err != nil {
 		return err
 	}
-	return c.store.Compared(ctx, c.id, read)
+	if err := c.store.Compared(ctx, c.id, read); err != nil {
+		return err
+	}
+	return c.faults.at("leaf: answered")
 }
 
 func (c *comparing) compareRows(ctx context.Context, run *backfill.Reconciliation, all []control.RunLeaf) error {
 	upTo := slices.MaxFunc(all, func(a, b control.RunLeaf) int { return int(a.WaitSeq - b.WaitSeq) }).WaitSeq
 	numbers := numbersOf(all)
-	return c.db.CompareRows(ctx, c.compared(run), ranges(all), all[0].Attempts > 1, upTo,
+	err := c.db.CompareRows(ctx, c.compared(run), ranges(all), all[0].Attempts > 1, upTo,
 		func(w io.Writer) error { return c.store.CopyListed(ctx, c.id, numbers, w) },
 		func(at int64, r io.Reader) error {
 			if err := c.faults.at("leaf: rows compared"); err != nil {
@@ -596,6 +624,10 @@ func (c *comparing) compareRows(ctx context.Context, run *backfill.Reconciliatio
 			}
 			return c.store.Judge(ctx, run, numbers, at, r)
 		})
+	if err != nil {
+		return err
+	}
+	return c.faults.at("leaf: judged")
 }
 
 // Conclude closes a reconciliation whose leaves are all judged.
@@ -603,6 +635,9 @@ func (c *Control) Conclude(ctx context.Context, id int64) (RunSnapshot, error) {
 	stopBeat := beat(ctx, func() any { return nil })
 	defer stopBeat()
 	r, err := c.Store.Conclude(ctx, id)
+	if err == nil {
+		err = c.faults.at("run: concluded")
+	}
 	if err != nil {
 		return RunSnapshot{}, surface(err)
 	}
@@ -624,6 +659,9 @@ func (c *Control) EndRun(ctx context.Context, e RunEnding) (RunSnapshot, error) 
 	r, err := c.Store.EndRun(ctx, e.ID, e.By, e.To, e.Reason)
 	if backfill.CodeOf(err) == backfill.Conflict {
 		r, err = c.Store.Reconciliation(ctx, e.ID)
+	}
+	if err == nil {
+		err = c.faults.at("run: ended")
 	}
 	if err != nil {
 		return RunSnapshot{}, surface(err)

@@ -403,19 +403,43 @@ func TestAKeyThatNeverRestsIsUnknown(t *testing.T) {
 	require.EqualValues(w, 20, r.Counts.Covered)
 }
 
-// Steps that fail are taken again with the same result.
+// Steps that fail are taken again with the same result: those of a run and its
+// verdict, of the repair of what it has found, of a sample, and of one that is ended.
 func TestReconciliationGoesOnAfterACrashAnywhere(t *testing.T) {
 	w := newLedger(t)
 	w.onReceiver(`UPDATE ledger SET flag = NOT flag WHERE id = 200; DELETE FROM ledger WHERE id = 1990`)
-	id := w.newRun("public.ledger", control.NewReconciliation{})
 	stop := w.sync()
 	defer stop()
-	for _, at := range RunPoints {
-		failAt(w.from, at)
-		failAt(w.to, at)
-		require.ErrorIs(w, w.tryJudge(id), errCrash, at)
-		w.from, w.to = w.agent(testkit.Source), w.agent(testkit.Receiver)
+	left := slices.Clone(RunPoints)
+	passed := func(at string) {
+		require.Contains(w, RunPoints, at)
+		left = slices.DeleteFunc(left, func(p string) bool { return p == at })
 	}
+	crash := func(id int64, points ...string) {
+		for _, at := range points {
+			failAt(w.from, at)
+			failAt(w.to, at)
+			require.ErrorIs(w, w.tryJudge(id), errCrash, at)
+			w.from, w.to = w.agent(testkit.Source), w.agent(testkit.Receiver)
+			passed(at)
+		}
+	}
+	crashing := func(at string) *Control {
+		return &Control{Store: w.Store, faults: func(p string) error {
+			if p == at {
+				passed(p)
+				return errCrash
+			}
+			return nil
+		}}
+	}
+
+	id := w.newRun("public.ledger", control.NewReconciliation{})
+	crash(id, "run: introduced", "run: begun", "leaf: read", "leaf: cut", "leaf: unsent", "leaf: sent", "leaf: compared", "leaf: answered",
+		"leaf: listed", "leaf: rows stored", "leaf: rows compared", "leaf: judged")
+	require.NoError(w, w.tryJudge(id))
+	_, err := crashing("run: concluded").Conclude(w.Context(), id)
+	require.ErrorIs(w, err, errCrash)
 	r := w.judge(id)
 	require.Equal(w, "DIFFERENT", r.Verdict)
 	require.Equal(w, []string{"different 200 flag", "missing 1990"}, w.differences(r))
@@ -423,6 +447,27 @@ func TestReconciliationGoesOnAfterACrashAnywhere(t *testing.T) {
 	require.True(w, testkit.Value[bool](w, w.C, `
 		SELECT bool_and(lower IS NOT DISTINCT FROM before) AND count(*) FILTER (WHERE upper IS NULL) = 1 AND sum(source_count) = 200
 		  FROM (SELECT *, lag(upper) OVER (ORDER BY n) AS before FROM backfill_control.run_leaf WHERE run_id = $1) l`, id), "leaves without gap or overlap")
+
+	repair := w.newRun("public.ledger", control.NewReconciliation{Mode: backfill.RunRepair, Parent: id})
+	crash(repair, "repair: touched", "repair: noted")
+	require.Equal(w, "EQUAL", w.judge(repair).Verdict)
+	r, err = w.Store.Reconciliation(w.Context(), id)
+	require.NoError(w, err)
+	require.EqualValues(w, 2, r.Counts.Repaired)
+	require.Zero(w, r.Counts.Open)
+
+	sample := w.newRun("public.ledger", control.NewReconciliation{Mode: backfill.RunSampled, Sample: 5})
+	crash(sample, "leaf: hashed")
+	require.Equal(w, "EQUAL", w.judge(sample).Verdict)
+
+	ended := w.newRun("public.ledger", control.NewReconciliation{})
+	e := RunEnding{ID: ended, By: "ana", To: backfill.RunCancelled, Reason: "cancelled by ana"}
+	_, err = crashing("run: ended").EndRun(w.Context(), e)
+	require.ErrorIs(w, err, errCrash)
+	s, err := (&Control{Store: w.Store}).EndRun(w.Context(), e)
+	require.NoError(w, err)
+	require.Equal(w, backfill.RunCancelled, s.State)
+	require.Empty(w, left, "not on the way")
 }
 
 // A run that fails has proved nothing, however equal the leaves it has seen.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
@@ -337,19 +337,21 @@ func TestAReleaseFollowsTheReceiver(t *testing.T) {
 	w.walk(id)
 	w.Approve(id)
 	c := &Control{Store: w.Store, ReleaseRows: 20, Lead: 30}
-	ended := make(chan error)
-	go func() {
+	release := t.Name()
+	ended := make(chan error, 1)
+	go labelled(release, func() {
 		_, err := runActivity(c.Release, id)
 		ended <- err
-	}()
+	})
 	queued := func() int64 {
 		n, err := w.Store.QueueDepth(t.Context(), w.Out.ID, 1000)
 		require.NoError(t, err)
 		return n
 	}
 	for w.Now(id).Released < 240 {
-		testkit.Eventually(t, "the release is ahead", func() bool { return queued() >= 30 })
-		time.Sleep(60 * time.Millisecond) // for one that does not wait
+		testkit.Eventually(t, "the release is ahead, and waits or has ended", func() bool {
+			return queued() >= 30 && (parked(release, "(*Control).follow") == 1 || len(ended) == 1)
+		})
 		require.Less(t, queued(), int64(30+20))
 		w.apply()
 	}
@@ -375,13 +377,16 @@ func TestReleasesOfADirectionTakeTurns(t *testing.T) {
 		ids = append(ids, id)
 		testkit.Exec(t, w.C, `UPDATE backfill_control.request SET state = 'RELEASING' WHERE id = $1`, id)
 		all.Go(func() {
-			_, err := runActivity(c.Release, id)
-			require.NoError(t, err)
+			labelled(t.Name(), func() {
+				_, err := runActivity(c.Release, id)
+				assert.NoError(t, err)
+			})
 		})
 	}
-	testkit.Eventually(t, "a release waits for the lock", func() bool { return testkit.LockWaiters(t, w.C) == 1 })
-	time.Sleep(200 * time.Millisecond)
-	require.Equal(t, 1, testkit.LockWaiters(t, w.C))
+	testkit.Eventually(t, "all releases wait", func() bool {
+		return testkit.LockWaiters(t, w.C)+parked(t.Name(), "(*Store).ReleaseTurn") == len(ids)
+	})
+	require.Equal(t, 1, testkit.LockWaiters(t, w.C), "one of them at the lock")
 	p.Rollback()
 	all.Wait()
 	for _, id := range ids {

@@ -23,12 +23,15 @@ func (c *Control) Retain(ctx context.Context) (control.Removed, error) {
 	if e := c.Store.Retained(context.WithoutCancel(ctx), all); err == nil {
 		err = e
 	}
+	if err == nil {
+		err = c.faults.at("retain: recorded")
+	}
 	return all, surface(err)
 }
 
 func (c *Control) retain(ctx context.Context, stopping <-chan struct{}, all control.Removed) error {
 	for {
-		removed, more, err := c.Store.Retain(ctx, c.Keep, retainRows)
+		removed, more, err := c.Store.Retain(ctx, c.Keep, retainRows, func() error { return c.faults.at("retain: removed") })
 		for kind, n := range removed {
 			all[kind] += n
 		}

@@ -28,6 +28,7 @@ func TestGuarantee2_TwoWayConvergence(t *testing.T) { random(t, 15*time.Second, 
 type duel struct {
 	*storm
 	policy string
+	shifts bool // the policy changes now and then
 }
 
 const (
@@ -59,7 +60,7 @@ func duelOf(t *testing.T, seed int64, count *tally) {
 	rng := rand.New(rand.NewPCG(uint64(seed), 7))
 	p := testkit.NewPair(t, duelSchema, "public.t")
 	d := &duel{storm: &storm{world: worldOf(p, Settings{LeaseTTL: 120 * time.Millisecond}), seed: uint64(seed), count: count, workers: map[string]string{}},
-		policy: []string{testkit.Source, testkit.Receiver, backfill.Quarantine}[rng.IntN(3)]}
+		policy: []string{testkit.Source, testkit.Receiver, backfill.Quarantine}[rng.IntN(3)], shifts: rand.New(rand.NewPCG(uint64(seed), 8)).IntN(3) > 0}
 	two := twoWayOf(d.world, d.policy, "public.t")
 
 	var writers, workers sync.WaitGroup
@@ -96,7 +97,7 @@ func duelOf(t *testing.T, seed int64, count *tally) {
 			  FROM backfill_control.entry e JOIN backfill_control.direction d ON d.id = e.direction
 			  LEFT JOIN backfill_control.conflict c ON c.direction = e.direction AND c.seq = e.seq
 			  LEFT JOIN backfill_control.quarantine q ON q.direction = e.direction AND q.seq = e.seq ORDER BY e.seq`), "\n"))
-		t.Errorf("seed %d (policy %s) went wrong; run it again with -run 'TestGuarantee2_TwoWayConvergence' -seeds 1 -seed %d\n%s", seed, d.policy, seed, strings.Join(d.wrong[:min(len(d.wrong), 20)], "\n"))
+		t.Errorf("seed %d (policy %s, changed: %t) went wrong; run it again with -run 'TestGuarantee2_TwoWayConvergence' -seeds 1 -seed %d\n%s", seed, d.policy, d.shifts, seed, strings.Join(d.wrong[:min(len(d.wrong), 20)], "\n"))
 	}
 }
 
@@ -188,6 +189,11 @@ func (d *duel) walkOwn(k *worker, ctx context.Context) error {
 func (d *duel) decideOn(k *worker, ctx context.Context) error {
 	nap(k.rng, 100*time.Millisecond)
 	store := k.agent.store
+	if d.shifts && k.rng.IntN(6) == 0 {
+		to := []string{testkit.Source, testkit.Receiver, backfill.Quarantine}[k.rng.IntN(3)]
+		_, err := store.PutTable(ctx, "duel", testkit.Site, "public.t", control.TableChange{Conflict: &to})
+		return err
+	}
 	switch k.rng.IntN(4) {
 	case 0:
 		_, err := store.CreateRequest(ctx, control.NewRequest{Direction: k.agent.Out.ID, TableID: d.Tables["public.t"].ID, Mode: backfill.ModeFull, By: "duel"})

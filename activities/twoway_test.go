@@ -523,3 +523,89 @@ func TestATableCannotGoRoundThroughTwoSites(t *testing.T) {
 	require.NoError(t, put("west"), "the same way twice is no circle")
 	require.NoError(t, look())
 }
+
+// The policy changes between two pushes of a key, or between one that was cut off and
+// its repeat, while the other side's change of it is on its way: the sides decide
+// alike, whatever comes in one batch.
+func TestTwoWayPolicyChangesBetweenPushesOfAKey(t *testing.T) {
+	for _, p := range []struct {
+		was, is string
+		batch   int
+	}{
+		{testkit.Source, testkit.Receiver, 1}, {testkit.Receiver, testkit.Source, 100}, {testkit.Source, backfill.Quarantine, 100}, {backfill.Quarantine, testkit.Receiver, 1},
+	} {
+		for name, c := range map[string]struct {
+			cut   bool                                // the first push does not come to remove its records
+			again func(w *pairOfWriters, push func()) // what happens between the other side's push and the applies
+		}{
+			"pushed twice":          {false, func(w *pairOfWriters, push func()) { push() }},
+			"applied between":       {false, func(w *pairOfWriters, push func()) { w.applyOn(w.apply1); push() }},
+			"cut off":               {true, func(*pairOfWriters, func()) {}},
+			"cut off, then applied": {true, func(w *pairOfWriters, push func()) { w.applyOn(w.apply1); push() }},
+			"cut off, and repeated": {true, func(w *pairOfWriters, push func()) { push() }},
+		} {
+			t.Run(fmt.Sprintf("%s, then %s, %d at a time, %s", p.was, p.is, p.batch, name), func(t *testing.T) {
+				w := newTwoWay(t, p.was, seats, "public.seats")
+				w.from.BatchRows, w.to.BatchRows = p.batch, p.batch
+				w.onSource(`INSERT INTO seats VALUES (1, 'old')`)
+				w.rest()
+				w.onSource(`UPDATE seats SET who = 'school'`)
+				if c.cut {
+					cut := w.agent(testkit.Source)
+					failAt(cut, "push: committed")
+					_, err := cut.push(t.Context())
+					require.ErrorIs(t, err, errCrash)
+				} else {
+					w.pushOf(w.from)
+				}
+				w.onReceiver(`UPDATE seats SET who = 'central'`)
+				w.Configure("public.seats", control.TableChange{Conflict: &p.is})
+				w.pushOf(w.to)
+				c.again(w, func() {
+					w.onSource(`UPDATE seats SET who = 'school, later'`)
+					w.pushOf(w.from)
+				})
+				w.rest()
+				aside := testkit.Strings(t, w.C, `SELECT d.from_side FROM backfill_control.quarantine q JOIN backfill_control.direction d ON d.id = q.direction WHERE q.state = 'quarantined' ORDER BY 1`)
+				if p.was == backfill.Quarantine {
+					require.Equal(t, []string{testkit.Receiver, testkit.Source}, aside, "the policy of the earlier change counts")
+					w.wish("retry")
+					w.rest()
+				} else {
+					require.Empty(t, aside, "the policy of the earlier change counts")
+					require.Contains(t, testkit.Rows(t, w.S, "seats")[0], p.was)
+				}
+				w.Equal("seats")
+				w.forgotten()
+			})
+		}
+	}
+}
+
+// So they do where the earlier change is set aside on one side, and a later one stands
+// for it there.
+func TestTwoWayPolicyChangesWhileAChangeIsHeld(t *testing.T) {
+	for _, winner := range []string{testkit.Source, testkit.Receiver} {
+		t.Run(winner, func(t *testing.T) {
+			w := newTwoWay(t, winner, `CREATE TABLE desks (id int PRIMARY KEY); CREATE TABLE seats (id int PRIMARY KEY, desk int REFERENCES desks, who text)`, "public.desks", "public.seats")
+			w.onSource(`INSERT INTO desks VALUES (1); INSERT INTO seats VALUES (1, 1, 'old')`)
+			w.rest()
+			// The parent stays behind.
+			w.onSource(`INSERT INTO desks VALUES (2); DELETE FROM backfill_maple_school.outbox; UPDATE seats SET desk = 2, who = 'school'`)
+			w.pushOf(w.from)
+			w.applyOn(w.apply1)
+			require.Len(t, w.setAside(), 1)
+			w.onReceiver(`UPDATE seats SET who = 'central'`)
+			other := map[string]string{testkit.Source: testkit.Receiver, testkit.Receiver: testkit.Source}[winner]
+			w.Configure("public.seats", control.TableChange{Conflict: &other})
+			w.pushOf(w.to)
+			w.onSource(`UPDATE seats SET desk = 1, who = 'school'`)
+			w.pushOf(w.from)
+			w.rest()
+			w.Equal("seats")
+			require.Equal(t, []string{"(1,1," + winner + ")"}, testkit.Rows(t, w.S, "seats"), "the policy of the earlier change counts")
+			require.Empty(t, w.setAside())
+			w.forgotten()
+		})
+	}
+}

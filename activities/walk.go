@@ -159,7 +159,7 @@ type walk struct {
 
 func (a *Agent) walkUnder(lease *control.Lease, req *backfill.Request) *walk {
 	w := &walk{Agent: a, lease: lease, req: req, began: time.Now(), at: -1,
-		keeper: gatekeeper{store: a.store, req: req, lease: lease,
+		keeper: gatekeeper{store: a.store, req: req, lease: lease, faults: a.faults,
 			size: pace.PageSize{Target: a.PageTarget, Min: 1, Max: a.PageRows, MaxBytes: a.PageBytes}},
 		progress: Walked{ResumeKey: req.ResumeKey, Rows: req.Staged}}
 	w.keeper.course.stands = w.standsAt

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/pprof"
+	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -110,6 +114,38 @@ func async[T any](fn func() (T, error)) (wait func() (T, error)) {
 		c <- answer{v, err}
 	}()
 	return func() (T, error) { a := <-c; return a.v, a.err }
+}
+
+// labelled runs fn in a goroutine that parked finds by a label, with those it starts.
+func labelled(label string, fn func()) {
+	pprof.Do(context.Background(), pprof.Labels("test", label), func(context.Context) { fn() })
+}
+
+// parked counts the goroutines of a label that wait in a function itself, not in what
+// it calls: so a test can wait until something waits.
+func parked(label, function string) (n int) {
+	var profile strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&profile, 1)
+	for _, same := range strings.Split(profile.String(), "\n\n") {
+		// "2 @ …", "# labels: {…}", then a frame a line: address, name+offset, place.
+		lines := strings.Split(same, "\n")
+		if i := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, strconv.Quote(label)) }); i < 0 {
+			continue
+		}
+		for _, l := range lines {
+			frame := strings.Split(l, "\t")
+			if len(frame) < 3 || strings.HasPrefix(frame[2], "runtime.") {
+				continue
+			}
+			if name, _, _ := strings.Cut(frame[2], "+0x"); strings.HasSuffix(name, function) {
+				of := 0
+				_, _ = fmt.Sscan(lines[0], &of)
+				n += of
+			}
+			break
+		}
+	}
+	return n
 }
 
 func (w *world) push() pushed {

@@ -1,6 +1,7 @@
 package ui_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -179,6 +180,21 @@ func (b *tab) keys(keys ...string) {
 func (b *tab) scheme(name string) {
 	b.t.Helper()
 	command(b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})
+}
+
+// still waits until the page looks the same for a second, or half a minute: what a
+// page tells of time that passes is never still.
+func (b *tab) still() {
+	b.t.Helper()
+	var last []byte
+	for same, deadline := 0, time.Now().Add(30*time.Second); same < 4 && time.Now().Before(deadline); same++ {
+		b.do(chromedp.Sleep(250 * time.Millisecond))
+		png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
+		require.NoError(b.t, err)
+		if !bytes.Equal(png, last) {
+			last, same = png, 0
+		}
+	}
 }
 
 func (b *tab) picture(file string) {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
@@ -123,6 +122,6 @@ func TestScreenshotsOfTheConsole(t *testing.T) {
 	b.picture(filepath.Join(*screenshots, "console-runs.png"))
 	b.do(chromedp.EmulateViewport(1280, 1080), chromedp.Navigate(run))
 	b.until(`document.body.innerText.includes("Timeline")`)
-	time.Sleep(5 * time.Second) // nothing in the document tells when the timeline is drawn
+	b.still() // nothing in the document tells when the timeline is drawn
 	b.picture(filepath.Join(*screenshots, "console-run.png"))
 }

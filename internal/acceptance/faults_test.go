@@ -14,10 +14,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+	"go.temporal.io/api/enums/v1"
+	"go.temporal.io/sdk/client"
 
 	"backfill/activities"
 	"backfill/internal/local"
@@ -60,7 +61,8 @@ func TestKillsAtAnyPointLoseAndDoubleNothing(t *testing.T) {
 type mortal struct {
 	*site
 	c      *pgx.Conn // to the control database, which stays, as Temporal does
-	faults string    // the file of points still to be died at
+	engine client.Client
+	faults string // the file of points still to be died at
 }
 
 func dieAt(t *testing.T, points []string) {
@@ -106,7 +108,8 @@ func dieAt(t *testing.T, points []string) {
 	given := m.ask("public.others")
 	m.until("the request to be cancelled", func() bool { m.post("cancel", given, nil); return m.state(given) == "CANCELLED" })
 	if slices.Contains(points, "sweep: refreshed") {
-		// A workflow may notice by itself, when something that it began ends just then.
+		// A workflow may notice by itself, when something that it began ends just then: then
+		// the workflow is gone, and another request is closed.
 		m.until("the sweep to notice", func() bool {
 			closed := m.ask("public.others")
 			m.until("its rows to be judged", func() bool {
@@ -114,9 +117,7 @@ func dieAt(t *testing.T, points []string) {
 				return m.state(closed) == "AWAITING_REVIEW" && m.value(`SELECT (classified = staged)::int FROM backfill_control.request WHERE id = $1`, closed)
 			})
 			m.sql(`UPDATE backfill_control.request SET state = 'CANCELLED', closed_at = now() WHERE id = $1`, closed)
-			for end := time.Now().Add(12 * time.Second); m.armed("sweep: refreshed") && time.Now().Before(end); {
-				time.Sleep(75 * time.Millisecond)
-			}
+			m.until("the workflow to end", func() bool { return !m.armed("sweep: refreshed") || !m.runs("public.others") })
 			return !m.armed("sweep: refreshed")
 		})
 	}
@@ -145,7 +146,6 @@ func dieAt(t *testing.T, points []string) {
 	m.until("all points to be passed", func() bool {
 		n++
 		m.run(m.site.a, fmt.Sprintf(`UPDATE others SET owner = 'round %d'`, n))
-		time.Sleep(50 * time.Millisecond)
 		return !m.armed("")
 	})
 	m.delivered()
@@ -171,7 +171,18 @@ func newMortal(t *testing.T, server *local.Temporal, with setup) *mortal {
 	m.c, err = pgx.Connect(m.Context(), dsn)
 	require.NoError(m, err)
 	m.Cleanup(func() { _ = m.c.Close(context.Background()) })
+	m.engine, err = client.Dial(client.Options{HostPort: server.HostPort})
+	require.NoError(m, err)
+	m.Cleanup(m.engine.Close)
 	return m
+}
+
+// runs reports whether a workflow runs for the whole of a table.
+func (m *mortal) runs(table string) bool {
+	m.Helper()
+	about, err := m.engine.DescribeWorkflowExecution(m.Context(), "backfill/s/"+table+"/a", "")
+	require.NoError(m, err)
+	return about.GetWorkflowExecutionInfo().GetStatus() == enums.WORKFLOW_EXECUTION_STATUS_RUNNING
 }
 
 func (m *mortal) arm(points []string) {

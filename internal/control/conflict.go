@@ -17,24 +17,30 @@ func (s *Store) LastPush(ctx context.Context, direction int32) (batch int64, non
 	return batch, nonce, err
 }
 
-// CopySent writes what a push has added of some tables in COPY's binary form:
-// table_id, key, seq, of each key the last.
-func (s *Store) CopySent(ctx context.Context, direction int32, nonce string, tables []int64, w io.Writer) error {
+// since is the SQL of the policy that was in force when an entry e was pushed: the
+// number since which it was, 0 for before the first.
+const since = `coalesce((SELECT max(p.since) FROM backfill_control.conflict_policy p WHERE p.table_id = e.table_id AND p.since < e.seq), 0)`
+
+// CopySent writes what a push has added of tables captured on both sides in COPY's
+// binary form: table_id, key, seq, since, of each key the last.
+func (s *Store) CopySent(ctx context.Context, direction int32, nonce string, w io.Writer) error {
 	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
-		SELECT e.table_id, e.key, max(e.seq) FROM backfill_control.batch b
-		  JOIN backfill_control.entry e ON e.direction = b.direction AND e.seq BETWEEN b.first_seq AND b.last_seq
-		 WHERE b.direction = %d AND b.nonce = '%s' AND e.table_id = ANY ('%s') AND e.key IS NOT NULL GROUP BY 1, 2) TO STDOUT (FORMAT binary)`,
-		direction, nonce, array(tables)))
+		SELECT e.table_id, e.key, e.seq, `+since+` FROM (
+		    SELECT e.table_id, e.key, max(e.seq) AS seq FROM backfill_control.batch b
+		      JOIN backfill_control.entry e ON e.direction = b.direction AND e.seq BETWEEN b.first_seq AND b.last_seq
+		      JOIN backfill_control.table_config t ON t.id = e.table_id AND cardinality(t.captured_from) > 1
+		     WHERE b.direction = %d AND b.nonce = '%s' AND e.key IS NOT NULL GROUP BY 1, 2) e) TO STDOUT (FORMAT binary)`,
+		direction, nonce))
 }
 
 // CopyUnseen writes what of a table its receiver has not applied, or has set aside,
 // in the same form.
 func (s *Store) CopyUnseen(ctx context.Context, direction, table int32, w io.Writer) error {
 	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
-		SELECT e.table_id, e.key, max(e.seq) FROM backfill_control.direction d JOIN backfill_control.entry e ON e.direction = d.id
+		SELECT e.table_id, e.key, max(e.seq), `+since+` FROM backfill_control.direction d JOIN backfill_control.entry e ON e.direction = d.id
 		 WHERE d.id = %d AND e.table_id = %d AND e.key IS NOT NULL AND e.request_id IS NULL
 		   AND (e.seq > d.applied_seq OR e.seq IN (SELECT seq FROM backfill_control.quarantine WHERE direction = d.id AND state <> 'skipped'))
-		 GROUP BY 1, 2) TO STDOUT (FORMAT binary)`, direction, table))
+		 GROUP BY 1, 2, 4) TO STDOUT (FORMAT binary)`, direction, table))
 }
 
 // Reached records up to where a receiver has seen every change of two-way tables.

@@ -27,14 +27,18 @@ type Removed map[string]int64
 
 // Retain removes up to about limit of each kind of thing that is past its window,
 // each in a transaction of its own, and reports whether there may be more. It never
-// touches what is in flight, or what an open request may still need.
-func (s *Store) Retain(ctx context.Context, keep Keep, limit int) (removed Removed, more bool, err error) {
+// touches what is in flight, or what an open request may still need. between, unless
+// nil, is called after each transaction, and an error of it ends Retain.
+func (s *Store) Retain(ctx context.Context, keep Keep, limit int, between func() error) (removed Removed, more bool, err error) {
 	removed = Removed{}
 	count := func(kind string, n int64) {
 		if n > 0 {
 			removed[kind] += n
 			more = more || n >= int64(limit)
 		}
+	}
+	if between == nil {
+		between = func() error { return nil }
 	}
 	if keep.History > 0 {
 		rows, err := s.pool.Query(ctx, `SELECT id FROM backfill_control.direction ORDER BY id`)
@@ -51,6 +55,9 @@ func (s *Store) Retain(ctx context.Context, keep Keep, limit int) (removed Remov
 				return removed, more, err
 			}
 			count("changes", n)
+			if err := between(); err != nil {
+				return removed, more, err
+			}
 		}
 	}
 	if keep.Requests > 0 {
@@ -61,6 +68,9 @@ func (s *Store) Retain(ctx context.Context, keep Keep, limit int) (removed Remov
 		count("requests", n)
 		count("staged rows", rows)
 		more = more || found
+		if err := between(); err != nil {
+			return removed, more, err
+		}
 	}
 	if keep.Requests > 0 {
 		n, found, err := s.retainRuns(ctx, keep.Requests, limit)
@@ -69,6 +79,9 @@ func (s *Store) Retain(ctx context.Context, keep Keep, limit int) (removed Remov
 		}
 		count("reconciliations", n)
 		more = more || found
+		if err := between(); err != nil {
+			return removed, more, err
+		}
 	}
 	for _, k := range []struct {
 		kind, table, at string
@@ -90,6 +103,9 @@ func (s *Store) Retain(ctx context.Context, keep Keep, limit int) (removed Remov
 			return removed, more, err
 		}
 		count(k.kind, tag.RowsAffected())
+		if err := between(); err != nil {
+			return removed, more, err
+		}
 	}
 	return removed, more, nil
 }

@@ -30,7 +30,7 @@ func retain(t *testing.T, p *testkit.Pair, k control.Keep) control.Removed {
 	t.Helper()
 	all := control.Removed{}
 	for range 1000 {
-		removed, more, err := p.Store.Retain(t.Context(), k, 3)
+		removed, more, err := p.Store.Retain(t.Context(), k, 3, nil)
 		require.NoError(t, err)
 		for kind, n := range removed {
 			all[kind] += n

@@ -214,7 +214,7 @@ func TestFiguresOfProof(t *testing.T) {
 	require.EqualValues(t, 4, gather(t, Proof{p.Store})["reconcile_chunk_mismatch_total"+labels])
 	for more := true; more; {
 		var err error
-		_, more, err = p.Store.Retain(t.Context(), control.Keep{Requests: 24 * time.Hour}, 1)
+		_, more, err = p.Store.Retain(t.Context(), control.Keep{Requests: 24 * time.Hour}, 1, func() error { return nil })
 		require.NoError(t, err)
 	}
 	require.Equal(t, 2, testkit.Value[int](t, p.C, `SELECT count(*) FROM backfill_control.reconciliation`))

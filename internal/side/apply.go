@@ -47,9 +47,9 @@ type Feed struct {
 	Tables func(context.Context) (map[int32]backfill.Table, error)
 	// Mapping returns how a table's rows are made that has another shape here.
 	Mapping func(ctx context.Context, tableID int32) (*row.Mapping, error)
-	// Sent is the last push of this side that the control database knows; asked only
-	// where tables are captured on both sides.
-	Sent func(context.Context) (batch int64, nonce string, err error)
+	// Sent is the last push of this side that the control database knows, and what it
+	// has sent of tables captured on both sides, see DB.Fence; asked only where there are.
+	Sent func(context.Context) (batch int64, nonce string, own func(io.Writer) error, err error)
 	// Retry asks for the held rows to be tried again too.
 	Retry bool
 	// HoldLimit is how long a row may be held before it is quarantined.
@@ -138,11 +138,11 @@ func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
 		if b.twoWay {
 			// A push that was committed and has not removed its records yet must not do so
 			// once they have been judged as unsent: then they are pushed again.
-			batch, nonce, err := f.Sent(ctx)
+			batch, nonce, own, err := f.Sent(ctx)
 			if err != nil {
 				return err
 			}
-			if err := db.Fence(ctx, batch, nonce); err != nil {
+			if err := db.Fence(ctx, batch, nonce, own); err != nil {
 				return err
 			}
 		}
@@ -226,8 +226,8 @@ func (b *batch) begin(ctx context.Context) error {
 		    id bigint GENERATED ALWAYS AS IDENTITY, seq bigint, table_id integer, layout_id bigint,
 		    op "char", key text[] COLLATE "C", "row" text[] COLLATE "C", stamp bigint, released boolean,
 		    sent text[], -- the row as it was sent, once a mapping has made another of it
-		    -- of two-way tables, see held: a person decides, or has decided for it
-		    unseen bigint, quarantine boolean NOT NULL DEFAULT false, decided boolean NOT NULL DEFAULT false) ON COMMIT DELETE ROWS;
+		    -- of two-way tables, see held and own: a person decides, or has decided for it
+		    unseen bigint, since bigint, quarantine boolean NOT NULL DEFAULT false, decided boolean NOT NULL DEFAULT false) ON COMMIT DELETE ROWS;
 		CREATE TEMP TABLE IF NOT EXISTS judged (
 		    id bigint PRIMARY KEY, verdict "char", unsent boolean, own bigint, records bigint[],
 		    there boolean, was text[], same boolean) ON COMMIT DELETE ROWS;

@@ -238,7 +238,7 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 // number and nonce with that. When that number is known here already, the push was
 // held up since its commit, others went by what it left, and nothing is removed: it
 // is pushed again. own, unless nil, writes what the push has sent of two-way tables
-// (table_id, key, seq, in COPY's binary form), which is then known as this side's.
+// (table_id, key, seq, since, in COPY's binary form), which is then known as this side's.
 func (db *DB) DeletePushed(ctx context.Context, seqs []int64, batch int64, nonce string, own func(io.Writer) error) error {
 	return db.in(ctx, writing, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2 WHERE batch < $1`, batch, nonce)
@@ -256,9 +256,16 @@ func (db *DB) DeletePushed(ctx context.Context, seqs []int64, batch int64, nonce
 }
 
 // Fence makes a push be known that was committed, so that it can remove no records
-// any more when it comes back: they are pushed again.
-func (db *DB) Fence(ctx context.Context, batch int64, nonce string) error {
-	return db.do(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2 WHERE batch = $1 - 1`, batch, nonce)
+// any more when it comes back: they are pushed again. What it has sent is known as
+// this side's, as by DeletePushed.
+func (db *DB) Fence(ctx context.Context, batch int64, nonce string, own func(io.Writer) error) error {
+	return db.in(ctx, writing, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, `UPDATE `+db.schema+`.pushed SET batch = $1, nonce = $2 WHERE batch = $1 - 1`, batch, nonce)
+		if err != nil || tag.RowsAffected() == 0 || own == nil {
+			return err
+		}
+		return db.remember(ctx, tx, own)
+	})
 }
 
 // Forget removes the records, up to a number, of tables that are not configured.

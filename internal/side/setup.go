@@ -133,10 +133,18 @@ ALTER TABLE {schema}.held ADD COLUMN IF NOT EXISTS tried timestamptz;
 ALTER TABLE {schema}.held ADD COLUMN IF NOT EXISTS stamp bigint, ADD COLUMN IF NOT EXISTS released boolean NOT NULL DEFAULT false,
     ADD COLUMN IF NOT EXISTS unseen bigint, ADD COLUMN IF NOT EXISTS conflict boolean NOT NULL DEFAULT false;
 -- Keys of two-way tables changed here and pushed, with the last number each got, until
--- nothing on its way from the other side can have been read without them.
+-- nothing on its way from the other side can have been read without them. Since says by
+-- which policy: a change in conflict with one of an earlier policy is also here with that.
 CREATE TABLE IF NOT EXISTS {schema}.own (
-    table_id integer NOT NULL, key text[] COLLATE "C" NOT NULL, seq bigint NOT NULL, PRIMARY KEY (table_id, key)
+    table_id integer NOT NULL, key text[] COLLATE "C" NOT NULL, seq bigint NOT NULL, since bigint NOT NULL DEFAULT 0, PRIMARY KEY (table_id, key, since)
 );
+DO $own$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = '{schema}.own'::regclass AND attname = 'since') THEN
+        ALTER TABLE {schema}.own ADD COLUMN since bigint NOT NULL DEFAULT 0, DROP CONSTRAINT own_pkey, ADD PRIMARY KEY (table_id, key, since);
+    END IF;
+END
+$own$;
 CREATE INDEX IF NOT EXISTS own_by_seq ON {schema}.own (table_id, seq);
 -- Since when the own changes of a table are known.
 CREATE TABLE IF NOT EXISTS {schema}.two_way (table_id integer PRIMARY KEY, since bigint NOT NULL);

@@ -110,20 +110,20 @@ func (db *DB) readable(ctx context.Context, tx pgx.Tx, t *Table, tableID int32) 
 	return out, halves(seqs)
 }
 
-// remember adds what own writes (table_id, key, seq) to the changes known as ours.
+// remember adds what own writes (table_id, key, seq, since) to the changes known as ours.
 func (db *DB) remember(ctx context.Context, tx pgx.Tx, own func(io.Writer) error) error {
-	if _, err := tx.Exec(ctx, `CREATE TEMP TABLE IF NOT EXISTS sent (table_id integer, key text[] COLLATE "C", seq bigint) ON COMMIT DELETE ROWS`); err != nil {
+	if _, err := tx.Exec(ctx, `CREATE TEMP TABLE IF NOT EXISTS sent (table_id integer, key text[] COLLATE "C", seq bigint, since bigint) ON COMMIT DELETE ROWS`); err != nil {
 		return err
 	}
 	if err := copypipe.Run(own, func(r io.Reader) error {
-		_, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.sent (table_id, key, seq) FROM STDIN (FORMAT binary)`)
+		_, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.sent (table_id, key, seq, since) FROM STDIN (FORMAT binary)`)
 		return err
 	}); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, `
-		INSERT INTO `+db.schema+`.own AS o (table_id, key, seq) SELECT table_id, key, seq FROM pg_temp.sent
-		ON CONFLICT (table_id, key) DO UPDATE SET seq = greatest(o.seq, excluded.seq)`)
+		INSERT INTO `+db.schema+`.own AS o (table_id, key, seq, since) SELECT table_id, key, seq, since FROM pg_temp.sent
+		ON CONFLICT (table_id, key, since) DO UPDATE SET seq = greatest(o.seq, excluded.seq)`)
 	return err
 }
 
@@ -227,6 +227,11 @@ func (b *batch) hits(ctx context.Context, tx pgx.Tx, g *group, t *backfill.Table
 		DELETE FROM pg_temp.judged WHERE id IN (SELECT id FROM pg_temp.incoming WHERE table_id = $1)`, g.tableID); err != nil {
 		return err
 	}
+	if len(t.Policies) > 1 {
+		if err := b.policies(ctx, tx, g, t, same); err != nil {
+			return err
+		}
+	}
 	if _, err := tx.Exec(ctx, `
 		INSERT INTO pg_temp.judged (id, unsent, own, records, verdict)
 		WITH m AS MATERIALIZED (
@@ -235,7 +240,7 @@ func (b *batch) hits(ctx context.Context, tx pgx.Tx, g *group, t *backfill.Table
 		    SELECT key, seq, NULL FROM `+b.db.schema+`.own
 		     WHERE table_id = $1 AND seq > (SELECT min(coalesce(stamp, 0)) FROM pg_temp.incoming WHERE table_id = $1)),
 		h AS (
-		    SELECT i.id, i.seq, i.released, i.decided, bool_or(m.seq IS NULL) AS unsent, min(m.seq) AS first, max(m.seq) AS own,
+		    SELECT i.id, coalesce(i.since, `+since(t, "i.seq")+`) AS since, i.released, i.decided, bool_or(m.seq IS NULL) AS unsent, max(m.seq) AS own,
 		           array_agg(m.record) FILTER (WHERE m.record IS NOT NULL) AS records
 		      FROM pg_temp.incoming i JOIN m ON `+same+` AND (m.seq IS NULL OR m.seq > coalesce(i.stamp, 0))
 		     WHERE i.table_id = $1 AND i.op IN ('c', 'u', 'd') GROUP BY 1, 2, 3, 4)
@@ -253,8 +258,64 @@ func (b *batch) hits(ctx context.Context, tx pgx.Tx, g *group, t *backfill.Table
 	return err
 }
 
-// policy is the SQL that decides between an incoming change, seq, and an own one,
-// first, by what was in force when the earlier of them was pushed.
+// since is the SQL of the policy that was in force when a change was pushed, by its
+// number: the one since which it was, 0 for before the first.
+func since(t *backfill.Table, seq string) string {
+	sql := "CASE"
+	for n := len(t.Policies) - 1; n >= 0; n-- {
+		sql += fmt.Sprintf(" WHEN %s > %d THEN %d", seq, t.Policies[n].Since, t.Policies[n].Since)
+	}
+	return sql + " ELSE 0 END::bigint"
+}
+
+// policies finds by which policy each incoming change is judged, where those it may be
+// in conflict with were pushed under several: the earliest of all that hang together
+// by conflicts, through changes of either side. Each alone would be judged by another
+// here than there, as not every pair is met on both sides: of changes of a key that
+// come together only the newest counts. The first of either side are in conflict with
+// each other, so both sides come to the same; what is found is kept with own changes.
+func (b *batch) policies(ctx context.Context, tx pgx.Tx, g *group, t *backfill.Table, same string) error {
+	s := strings.NewReplacer("{own}", b.db.schema+".own", "{held}", b.db.schema+".held", "{same}", same, "{seq}", "least(i.seq, i.unseen)", "{since}", since(t, "least(i.seq, i.unseen, h.first)"))
+	var several bool
+	if err := tx.QueryRow(ctx, s.Replace(`
+		SELECT EXISTS (SELECT FROM {own} WHERE table_id = $1 AND since < $2) OR EXISTS (SELECT FROM pg_temp.incoming i WHERE table_id = $1 AND {seq} <= $2)
+		    OR EXISTS (SELECT FROM {held} WHERE table_id = $1 AND coalesce(unseen, seq) <= $2)`), g.tableID, t.Policies[len(t.Policies)-1].Since).Scan(&several); err != nil || !several {
+		return err
+	}
+	seqs, err := b.db.readable(ctx, tx, g.target, g.tableID)
+	if err != nil {
+		return err
+	}
+	// With what is set aside here of its key: it stands for that.
+	if _, err := tx.Exec(ctx, s.Replace(`
+		WITH m AS MATERIALIZED (SELECT key, seq, coalesce(unseen, seq) AS first FROM {held} WHERE table_id = $1 AND seq = ANY ($2))
+		UPDATE pg_temp.incoming i SET since = {since}
+		  FROM (SELECT i.id, min(m.first) AS first FROM pg_temp.incoming i LEFT JOIN m ON m.seq <= i.seq AND {same}
+		         WHERE i.table_id = $1 AND i.op IN ('c', 'u', 'd') GROUP BY 1) h
+		 WHERE i.id = h.id`), g.tableID, seqs); err != nil {
+		return err
+	}
+	for {
+		if _, err := tx.Exec(ctx, s.Replace(`
+			UPDATE pg_temp.incoming i SET since = x.since
+			  FROM (SELECT i.id, min(m.since) AS since FROM pg_temp.incoming i JOIN {own} m ON {same} AND m.seq > coalesce(i.stamp, 0)
+			         WHERE i.table_id = $1 AND m.table_id = $1 AND NOT i.released GROUP BY 1) x
+			 WHERE i.id = x.id AND x.since < i.since`), g.tableID); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, s.Replace(`
+			INSERT INTO {own} AS o (table_id, key, seq, since)
+			SELECT $1, key, max(seq), since FROM (
+			    SELECT m.key, m.seq, min(i.since) AS since FROM pg_temp.incoming i JOIN {own} m ON {same} AND m.seq > coalesce(i.stamp, 0)
+			     WHERE i.table_id = $1 AND m.table_id = $1 AND NOT i.released GROUP BY m.key, m.seq, m.since HAVING min(i.since) < m.since) x GROUP BY key, since
+			ON CONFLICT (table_id, key, since) DO UPDATE SET seq = excluded.seq WHERE o.seq < excluded.seq`), g.tableID)
+		if err != nil || tag.RowsAffected() == 0 {
+			return err
+		}
+	}
+}
+
+// policy is the SQL that decides a conflict by the policy that was in force since.
 func (b *batch) policy(t *backfill.Table) string {
 	verdict := func(winner string) string {
 		switch winner {
@@ -272,7 +333,7 @@ func (b *batch) policy(t *backfill.Table) string {
 			continue // captured on one side then: what was on its way is judged by what came next
 		}
 		first = verdict(p.Winner)
-		sql += fmt.Sprintf(" WHEN least(seq, first) > %d THEN %s", p.Since, first)
+		sql += fmt.Sprintf(" WHEN since >= %d THEN %s", p.Since, first)
 	}
 	if first == "" {
 		return "'i'"
