@@ -45,6 +45,10 @@ need-%:
 demo: need-postgres temporal $(BIN)/backfill ## run the demo: two databases, one missing history, and the web page
 	$(BIN)/backfill dev --demo $(if $(STATE),--state $(STATE)) $(if $(LISTEN),--listen $(LISTEN))
 
+.PHONY: demo-expand
+demo-expand: need-postgres temporal $(BIN)/backfill ## a table gets a new shape while it is written and read: docs/guides/expand-contract.md
+	$(GO) run ./docs/guides/expand-contract -backfill $(BIN)/backfill $(if $(LISTEN),-listen $(LISTEN)) $(if $(STAY),-stay)
+
 .PHONY: test
 test: need-postgres need-postgis need-cc need-chromium need-promtool temporal ## every test, with the race detector, on real PostgreSQL and Temporal
 	CGO_ENABLED=1 $(GO) test -race -timeout 60m ./...

@@ -155,6 +155,7 @@ type devCmd struct {
 	Table    []string      `sep:"none" placeholder:"TABLE" help:"With --side: a table to keep in sync, as schema.table; may be repeated."`
 	From     string        `placeholder:"SIDE" help:"With --side: the side whose changes are sent. Default: the first."`
 	Cycle    time.Duration `default:"500ms" placeholder:"DURATION" help:"How long an idle agent waits between two cycles (${default})."`
+	InOne    bool          `name:"one-database" help:"With --side: both connection strings lead to one database, in which tables go to others by mappings."`
 	Demo     bool          `help:"Make the demo site: history missing on one side, and a writer that keeps changing rows."`
 	logFlags
 }
@@ -169,8 +170,8 @@ It prints "ready: URL" and the token when everything answers. On the same machin
 // Validate is kong's hook for what a single flag cannot say.
 func (c *devCmd) Validate() error {
 	if len(c.Side) == 0 {
-		if c.Site != "" || len(c.Table) > 0 || c.From != "" {
-			return errors.New("--site, --table and --from are for your own databases: give --side NAME=DSN twice too")
+		if c.Site != "" || len(c.Table) > 0 || c.From != "" || c.InOne {
+			return errors.New("--site, --table, --from and --one-database are for your own databases: give --side NAME=DSN twice too")
 		}
 		return nil
 	}
@@ -188,7 +189,7 @@ func (c *devCmd) Validate() error {
 func (c *devCmd) Run(ctx context.Context, out io.Writer) error {
 	o := dev.Options{
 		State: c.StateDir, Listen: c.Listen, Token: c.Token, Control: c.Control, Temporal: c.Temporal, Site: c.Site, From: c.From,
-		Sides: map[string]string{}, Tables: c.Table, Cycle: c.Cycle, Demo: c.Demo, Verbose: c.Verbose,
+		Sides: map[string]string{}, Tables: c.Table, Cycle: c.Cycle, Demo: c.Demo, InOne: c.InOne, Verbose: c.Verbose,
 	}
 	if o.State == "" {
 		o.State = cli.DefaultState()

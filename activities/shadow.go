@@ -149,11 +149,14 @@ func (h *hashing) readAsServed(ctx context.Context, run *backfill.Reconciliation
 // given reports whether columns of the source that were served are all that a compared
 // column is made of.
 func (h *hashing) given(name string, served []string) bool {
-	if h.made != nil {
+	if h.made != nil && len(served) > 0 {
 		served = slices.Clone(served)
 		for _, key := range h.made.Key {
 			served = append(served, h.made.Sources(key)...)
 		}
+	}
+	if len(served) == 0 {
+		return false // there was no row
 	}
 	for _, source := range h.made.Sources(name) {
 		if !slices.Contains(served, source) {

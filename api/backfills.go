@@ -58,6 +58,7 @@ type backfillJSON struct {
 	Reason                string                    `json:"reason"`
 	WorkflowID            string                    `json:"workflow_id"`
 	ConsoleURL            *string                   `json:"console_url"`
+	Alternative           *Alternative              `json:"alternative,omitempty"` // where one statement would do, and just in answers about one request
 	Links                 map[string]string         `json:"links"`
 }
 
@@ -77,6 +78,13 @@ func (s *Server) showBackfill(r *backfill.Request) backfillJSON {
 		out.Note = r.ReviewNote
 	}
 	return out
+}
+
+// showOne is showBackfill with what is told of one request alone.
+func (s *Server) showOne(c echo.Context, r *backfill.Request) (out backfillJSON, err error) {
+	out = s.showBackfill(r)
+	out.Alternative, err = s.service.Alternative(c.Request().Context(), r)
+	return out, err
 }
 
 // links are the addresses that belong to a request, of the decisions only those
@@ -115,7 +123,11 @@ func (s *Server) requestBackfill(c echo.Context) error {
 		return err
 	}
 	c.Response().Header().Set(echo.HeaderLocation, backfillPath(r.ID))
-	return c.JSON(http.StatusCreated, s.showBackfill(r))
+	out, err := s.showOne(c, r)
+	if err != nil {
+		return err
+	}
+	return c.JSON(http.StatusCreated, out)
 }
 
 func (s *Server) listBackfills(c echo.Context) error {
@@ -147,7 +159,11 @@ func (s *Server) answer(c echo.Context) func(*backfill.Request, error) error {
 		if err != nil {
 			return err
 		}
-		return c.JSON(http.StatusOK, s.showBackfill(r))
+		out, err := s.showOne(c, r)
+		if err != nil {
+			return err
+		}
+		return c.JSON(http.StatusOK, out)
 	}
 }
 

@@ -73,11 +73,15 @@ func (s *Service) SetSecondPerson(ctx context.Context, a Account, site string, s
 }
 
 // CreateSite records a site and its two sides.
-func (s *Service) CreateSite(ctx context.Context, a Account, name string, sides [2]string) (*Site, error) {
+func (s *Service) CreateSite(ctx context.Context, a Account, name string, sides [2]string, inOne bool) (*Site, error) {
 	if err := a.needs(control.Admin, "creating a site"); err != nil {
 		return nil, err
 	}
-	if err := s.Store.CreateSite(ctx, a.Name, name, sides); err != nil {
+	create := s.Store.CreateSite
+	if inOne {
+		create = s.Store.CreateSiteInOne
+	}
+	if err := create(ctx, a.Name, name, sides); err != nil {
 		return nil, err
 	}
 	return s.Site(ctx, name)
@@ -99,6 +103,7 @@ type siteJSON struct {
 	Epoch     int        `json:"epoch"`
 	CreatedAt time.Time  `json:"created_at"`
 	Second    bool       `json:"second_person"`
+	InOne     bool       `json:"one_database"`
 	Sides     []sideJSON `json:"sides"`
 	Lag       []lagJSON  `json:"lag"`
 	Aside     asideJSON  `json:"aside"`
@@ -131,7 +136,7 @@ type lagJSON struct {
 }
 
 func showSite(s Site) siteJSON {
-	out := siteJSON{Name: s.Name, Epoch: s.Epoch, CreatedAt: s.CreatedAt, Second: s.SecondPerson, Sides: []sideJSON{}, Lag: []lagJSON{}, Aside: asideJSON(s.Aside), Standstill: orEmpty(s.Standing)}
+	out := siteJSON{Name: s.Name, Epoch: s.Epoch, CreatedAt: s.CreatedAt, Second: s.SecondPerson, InOne: s.OneDatabase, Sides: []sideJSON{}, Lag: []lagJSON{}, Aside: asideJSON(s.Aside), Standstill: orEmpty(s.Standing)}
 	for _, x := range s.Sides {
 		out.Sides = append(out.Sides, sideJSON{x.Name, orNull(x.Agent), x.SeenAt, orNull(x.Database), orNull(x.Problem)})
 	}
@@ -161,11 +166,12 @@ func (s *Server) createSite(c echo.Context) error {
 	var in struct {
 		Name  string    `json:"name"`
 		Sides [2]string `json:"sides"`
+		InOne bool      `json:"one_database"`
 	}
 	if err := decode(c, &in); err != nil {
 		return err
 	}
-	site, err := s.service.CreateSite(c.Request().Context(), accountOf(c), in.Name, in.Sides)
+	site, err := s.service.CreateSite(c.Request().Context(), accountOf(c), in.Name, in.Sides, in.InOne)
 	if err != nil {
 		return err
 	}

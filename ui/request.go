@@ -49,6 +49,7 @@ type requestData struct {
 	Refused             string // why this account may not decide
 	Console             string
 	Approval, Rejection signal
+	Alternative         *api.Alternative
 }
 
 // step is one station of a request's life.
@@ -140,6 +141,9 @@ func (p *pages) request(c echo.Context, a api.Account) (*view, error) {
 	d.columns()
 	d.allowed(second, a)
 	d.Approval, d.Rejection = signals(r, a.Name)
+	if d.Alternative, err = p.service.Alternative(ctx, r); err != nil {
+		return nil, err
+	}
 
 	v := &view{template: "request", Title: fmt.Sprintf("%s: %s", r.Table, lower(d.Word)), Data: &d, Personal: r.State == backfill.AwaitingReview,
 		Crumbs: append(siteCrumbs(r.Site), crumb{fmt.Sprintf("Request %d", r.ID), fmt.Sprintf("/backfills/%d", r.ID)})}

@@ -211,6 +211,8 @@ func (c *Cutover) captured() string {
 func (c *Cutover) proven() string {
 	const again = ": reconcile the whole table"
 	p := c.Proof
+	// With a mapping what is compared has a layout of its own; another mapping begins a gap.
+	mapped := c.Panel.Table.Mapping != nil
 	switch {
 	case p == nil || p.StartedAt == nil || p.ClosedAt == nil:
 		return "every row was never compared" + again
@@ -226,9 +228,9 @@ func (c *Cutover) proven() string {
 		return "rows were sent again at " + moment(c.Repaired) + ", after the last reconciliation began" + again
 	case c.Now.Sub(*p.ClosedAt) > c.Policy.ProofAge:
 		return fmt.Sprintf("reconciliation %d is older than %s%s", p.ID, c.Policy.ProofAge, again)
-	case p.LayoutID != c.Panel.Source.LayoutID || p.Shape != c.Source.Shape:
+	case !mapped && p.LayoutID != c.Panel.Source.LayoutID || p.Shape != c.Source.Shape:
 		return "the table on " + c.Panel.Direction.From + " was altered since the last reconciliation" + again
-	case p.ReceiverLayoutID != c.Panel.Receiver.LayoutID || p.ReceiverShape != c.Receiver.Shape:
+	case !mapped && p.ReceiverLayoutID != c.Panel.Receiver.LayoutID || p.ReceiverShape != c.Receiver.Shape:
 		return "the table on " + c.Panel.Direction.To + " was altered since the last reconciliation" + again
 	}
 	return ""

@@ -54,6 +54,13 @@ func (c *Request) Run(ctx context.Context, s *session) error {
 	}
 	err = answer(s, raw, func(b *Backfill) {
 		s.out.printf("request %s: backfill %s of %s from %s to %s\n", id(b.ID), what(b), b.Table, b.From, b.To)
+		if a := b.Alternative; a != nil {
+			s.note.printf("both sides are in one database and the table is small (%s): one statement would do the same in about %.0f s, while writers of %s wait; run it and cancel the request, or go on:\n",
+				rows(a.Rows, ""), max(a.Seconds, 1), b.Table)
+			for _, line := range strings.Split(a.Statement, "\n") {
+				s.note.printf("    %s\n", line)
+			}
+		}
 		if !c.Watch {
 			s.note.printf("follow it with: backfill watch %s\n", id(b.ID))
 		}

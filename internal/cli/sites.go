@@ -159,8 +159,9 @@ func sinceOf(t *time.Time) string {
 // SiteAdd records a site.
 type SiteAdd struct {
 	Remote
-	Name string   `arg:"" help:"Its name: 1 to 40 of a-z, 0-9, _ and -, beginning with a letter."`
-	Side []string `required:"" placeholder:"SIDE" help:"The name of one of its two sides; give it twice."`
+	Name  string   `arg:"" help:"Its name: 1 to 40 of a-z, 0-9, _ and -, beginning with a letter."`
+	Side  []string `required:"" placeholder:"SIDE" help:"The name of one of its two sides; give it twice."`
+	InOne bool     `name:"one-database" help:"Both sides are in one database: each table goes to another one there, by a mapping."`
 }
 
 // Validate is kong's hook for what a single flag cannot say.
@@ -175,7 +176,8 @@ func (c *SiteAdd) Run(ctx context.Context, s *session) error {
 	raw, err := s.c.call(ctx, http.MethodPost, "/sites", struct {
 		Name  string   `json:"name"`
 		Sides []string `json:"sides"`
-	}{c.Name, c.Side})
+		InOne bool     `json:"one_database,omitempty"`
+	}{c.Name, c.Side, c.InOne})
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,12 @@ type Backfill struct {
 	Reason                string                    `json:"reason"`
 	WorkflowID            string                    `json:"workflow_id"`
 	ConsoleURL            string                    `json:"console_url"`
-	Links                 struct {
+	Alternative           *struct {
+		Statement string  `json:"statement"`
+		Rows      int64   `json:"rows"`
+		Seconds   float64 `json:"seconds"`
+	} `json:"alternative"`
+	Links struct {
 		Review string `json:"review"`
 	} `json:"links"`
 

@@ -133,7 +133,19 @@ func (s *Store) putMapping(ctx context.Context, tx pgx.Tx, t *backfill.Table, m 
 	if err := s.endRuns(ctx, tx, t.Site, t.ID, why); err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.shadow_read WHERE table_id = $1`, t.ID); err != nil {
+	for _, sql := range []string{
+		`DELETE FROM backfill_control.shadow_read WHERE table_id = $1`,
+		`UPDATE backfill_control.cutover SET soak_since = clock_timestamp() WHERE table_id = $1`,
+	} {
+		if _, err := tx.Exec(ctx, sql, t.ID); err != nil {
+			return err
+		}
+	}
+	// Those of whole comparisons count until the next; what reads have found has no such end.
+	if _, err := tx.Exec(ctx, `
+		UPDATE backfill_control.difference f SET state = 'waived', decided_by = 'backfill', note = $2
+		  FROM backfill_control.reconciliation r WHERE r.id = f.run_id AND r.table_id = $1 AND r.mode = 'shadow' AND f.state = 'open'`,
+		t.ID, "found under the mapping before"); err != nil {
 		return err
 	}
 	return gap(ctx, tx, t.ID, t.CapturedFrom[0], why, 0)

@@ -44,6 +44,7 @@ type Options struct {
 	Tables    []string // schema.table
 	Cycle     time.Duration
 	Demo      bool
+	InOne     bool // both sides are in one database
 	Verbose   bool
 }
 
@@ -227,7 +228,13 @@ func (e *environment) openSides(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("--side %s=DSN: %w", name, err)
 		}
-		if i > 0 && place == first {
+		if e.InOne {
+			db.ShareDatabase()
+		}
+		if i > 0 && place != first && e.InOne {
+			return backfill.Errorf(backfill.Refused, "--one-database: --side %s=DSN and --side %s=DSN lead to two databases", e.SideOrder[0], name)
+		}
+		if i > 0 && place == first && !e.InOne {
 			return backfill.Errorf(backfill.Refused, "--side %s=DSN and --side %s=DSN lead to one database, %s: a site needs two", e.SideOrder[0], name, db.Where())
 		}
 		first = place
@@ -247,7 +254,11 @@ func (e *environment) openSides(ctx context.Context) error {
 func (e *environment) configure(ctx context.Context) error {
 	_, err := e.store.Site(ctx, e.Site)
 	if backfill.CodeOf(err) == backfill.NotFound {
-		err = e.store.CreateSite(ctx, "dev", e.Site, [2]string(e.SideOrder))
+		create := e.store.CreateSite
+		if e.InOne {
+			create = e.store.CreateSiteInOne
+		}
+		err = create(ctx, "dev", e.Site, [2]string(e.SideOrder))
 	}
 	if err != nil {
 		return err
@@ -371,6 +382,7 @@ type Remembered struct {
 	SideOrder  []string
 	Tables     []string
 	Demo       bool
+	InOne      bool
 }
 
 // Given is what the last start was given rather than started itself.
@@ -412,7 +424,7 @@ func (e *environment) recall() error {
 	if e.Temporal == "" {
 		e.Temporal = r.Given.Temporal
 	}
-	e.Site, e.From, e.Sides, e.SideOrder, e.Tables, e.Demo = r.Site, r.From, r.Sides, r.SideOrder, r.Tables, r.Demo
+	e.Site, e.From, e.Sides, e.SideOrder, e.Tables, e.Demo, e.InOne = r.Site, r.From, r.Sides, r.SideOrder, r.Tables, r.Demo, r.InOne
 	return nil
 }
 
@@ -424,7 +436,7 @@ func (e *environment) remember() error {
 	if e.temporal == nil {
 		given.Temporal = e.Temporal
 	}
-	r := Remembered{Control: e.Control, Given: given, Site: e.Site, From: e.From, Sides: e.Sides, SideOrder: e.SideOrder, Tables: e.Tables, Demo: e.Demo}
+	r := Remembered{Control: e.Control, Given: given, Site: e.Site, From: e.From, Sides: e.Sides, SideOrder: e.SideOrder, Tables: e.Tables, Demo: e.Demo, InOne: e.InOne}
 	file, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err

@@ -113,6 +113,32 @@ func (m *Mapping) Compared(l *Layout) *Layout {
 	return out
 }
 
+// Statement is the one statement that makes the receiver's table of the source's, where
+// both are in one database. Writers of the source wait until it is done: what it has read
+// is not overtaken by a change that the triggers deliver.
+func (m *Mapping) Statement(source, target string) string {
+	var columns, values, set, key []string
+	for _, c := range m.Columns {
+		value := c.value()
+		if c.From != "" {
+			value = "source." + Ident(c.From)
+		}
+		columns, values = append(columns, Ident(c.Name)), append(values, value)
+		if !c.AlwaysIdentity && !slices.Contains(m.Key, c.Name) {
+			set = append(set, Ident(c.Name)+" = excluded."+Ident(c.Name))
+		}
+	}
+	for _, name := range m.Key {
+		key = append(key, Ident(name))
+	}
+	conflict := "NOTHING"
+	if set != nil {
+		conflict = "UPDATE SET " + strings.Join(set, ", ")
+	}
+	return fmt.Sprintf("BEGIN;\nLOCK TABLE %[1]s IN SHARE MODE;\nINSERT INTO %[2]s (%[3]s) OVERRIDING SYSTEM VALUE\nSELECT %[4]s\n  FROM %[1]s AS source\n    ON CONFLICT (%[5]s) DO %[6]s;\nCOMMIT;",
+		source, target, strings.Join(columns, ", "), strings.Join(values, ", "), strings.Join(key, ", "), conflict)
+}
+
 // Claimed is the SQL of the rows of the receiver's table with what is claimed of them, to
 // stand in FROM.
 func (m *Mapping) Claimed(table string) string {
