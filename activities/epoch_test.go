@@ -19,6 +19,12 @@ func TestANewEpoch(t *testing.T) {
 	w.drain()
 	id := w.Request("public.orders").ID
 	w.walk(id)
+	w.onReceiver(`ALTER TABLE orders ADD CHECK (note <> 'refused')`)
+	w.onSource(`INSERT INTO orders VALUES (50, 'refused')`)
+	w.drain()
+	require.Len(t, w.setAside(), 1)
+	w.onSource(`INSERT INTO orders VALUES (51, 'not delivered')`)
+	w.push()
 	// The source was restored.
 	w.onSource(`UPDATE backfill_maple_school.pushed SET batch = 77, nonce = 'of another time'; INSERT INTO orders VALUES (6)`)
 	_, err := w.from.push(t.Context())
@@ -26,6 +32,7 @@ func TestANewEpoch(t *testing.T) {
 
 	require.NoError(t, w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "the source was restored"))
 	require.Equal(t, backfill.Failed, w.Now(id).State)
+	require.Zero(t, testkit.Value[int](t, w.C, `SELECT count(*) FROM backfill_control.quarantine`))
 	log, err := w.Store.Audit(t.Context(), control.AuditFilter{Site: testkit.Site, Limit: 1})
 	require.NoError(t, err)
 	require.Equal(t, "site.new_epoch", log[0].Action)
@@ -35,6 +42,11 @@ func TestANewEpoch(t *testing.T) {
 	w.onSource(`INSERT INTO orders VALUES (7); DELETE FROM orders WHERE id = 1`)
 	w.push()
 	w.applyAll()
+	require.Empty(t, w.setAside(), "what was set aside is forgotten")
+	require.Zero(t, testkit.Value[int](t, w.R, `SELECT count(*) FROM orders WHERE id = 51`), "what had not been delivered is not delivered any more")
+	require.True(t, testkit.Value[bool](t, w.C, `SELECT dropped FROM backfill_control.entry WHERE key = '{51}'`), "and history says so")
+	w.onSource(`DELETE FROM orders WHERE id IN (50, 51)`)
+	w.drain()
 	w.Equal("orders")
 
 	// An agent that began the epoch, was held up, and begins it again, sets nothing back.
