@@ -25,6 +25,7 @@ func TestANewEpoch(t *testing.T) {
 	require.Len(t, w.setAside(), 1)
 	w.onSource(`INSERT INTO orders VALUES (51, 'not delivered')`)
 	w.push()
+	run := w.newRun("public.orders", control.NewReconciliation{})
 	// The source was restored.
 	w.onSource(`UPDATE backfill_maple_school.pushed SET batch = 77, nonce = 'of another time'; INSERT INTO orders VALUES (6)`)
 	_, err := w.from.push(t.Context())
@@ -33,6 +34,9 @@ func TestANewEpoch(t *testing.T) {
 	require.NoError(t, w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "the source was restored"))
 	require.Equal(t, backfill.Failed, w.Now(id).State)
 	require.Zero(t, testkit.Value[int](t, w.C, `SELECT count(*) FROM backfill_control.quarantine`))
+	r, err := w.Store.Reconciliation(t.Context(), run)
+	require.NoError(t, err)
+	require.Equal(t, backfill.RunFailed, r.State)
 	log, err := w.Store.Audit(t.Context(), control.AuditFilter{Site: testkit.Site, Limit: 1})
 	require.NoError(t, err)
 	require.Equal(t, "site.new_epoch", log[0].Action)
@@ -59,6 +63,37 @@ func TestANewEpoch(t *testing.T) {
 	w.onSource(`INSERT INTO orders VALUES (8)`)
 	w.drain()
 	w.Equal("orders")
+}
+
+// What is being pushed belongs to one epoch or the other.
+func TestANewEpochWaitsForAPush(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	p, err := w.Store.BeginPush(t.Context(), w.Out)
+	require.NoError(t, err)
+	defer p.Rollback()
+	ended := make(chan error, 1)
+	go func() { ended <- w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "restored") }()
+	testkit.Eventually(t, "the epoch waits, or has begun", func() bool { return testkit.LockWaiters(t, w.C) == 1 || len(ended) == 1 })
+	require.Empty(t, ended, "it has begun")
+	p.Rollback()
+	require.NoError(t, <-ended)
+}
+
+// A side that had begun an epoch and was set back to before it begins none: what it
+// has lost since would go unnoticed.
+func TestASideSetBackToBeforeItsEpochStops(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	require.NoError(t, w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "restored"))
+	w.onSource(`INSERT INTO orders VALUES (1)`)
+	w.drain()
+	w.onSource(`UPDATE backfill_maple_school.pushed SET epoch = 1; INSERT INTO orders VALUES (2)`)
+	for range 2 {
+		_, err := w.from.push(t.Context())
+		require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", err)
+		require.ErrorContains(t, err, "it was restored from a backup")
+	}
+	_, err := (&applier{Agent: w.to}).apply(t.Context())
+	require.Equal(t, backfill.Refused, backfill.CodeOf(err), "nor is anything of it applied: %v", err)
 }
 
 // A control database that was restored knows of an earlier epoch than the sides.
