@@ -110,18 +110,22 @@ func TestAnEarlierEpochStops(t *testing.T) {
 
 // A side that turns out to be another cluster stops.
 func TestAnotherClusterStops(t *testing.T) {
-	w := newWorld(t, orders, "public.orders")
-	w.onSource(`INSERT INTO orders VALUES (1)`)
-	w.drain()
-	testkit.Exec(t, w.C, `UPDATE backfill_control.side SET timeline = '00000042'`)
-	w.onSource(`INSERT INTO orders VALUES (2)`)
-	_, err := w.from.push(t.Context())
-	require.Equal(t, backfill.Refused, backfill.CodeOf(err))
-	_, err = (&applier{Agent: w.to}).apply(t.Context())
-	require.Equal(t, backfill.Refused, backfill.CodeOf(err))
-	k := w.claim(w.from, w.Request("public.orders").ID)
-	require.Error(t, k.ready(t.Context()))
-	require.NoError(t, w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "failed over"))
-	w.drain()
-	w.Equal("orders")
+	for _, changed := range []string{"timeline = '00000042'", "system_identifier = '42'"} {
+		t.Run(changed, func(t *testing.T) {
+			w := newWorld(t, orders, "public.orders")
+			w.onSource(`INSERT INTO orders VALUES (1)`)
+			w.drain()
+			testkit.Exec(t, w.C, `UPDATE backfill_control.side SET `+changed)
+			w.onSource(`INSERT INTO orders VALUES (2)`)
+			_, err := w.from.push(t.Context())
+			require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+			_, err = (&applier{Agent: w.to}).apply(t.Context())
+			require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+			k := w.claim(w.from, w.Request("public.orders").ID)
+			require.Error(t, k.ready(t.Context()))
+			require.NoError(t, w.Store.NewEpoch(t.Context(), "admin", testkit.Site, "failed over"))
+			w.drain()
+			w.Equal("orders")
+		})
+	}
 }
