@@ -129,3 +129,17 @@ func TestAnotherClusterStops(t *testing.T) {
 		})
 	}
 }
+
+// A receiver that was set up anew, and a source that remembers another push of the
+// same number, were restored or replaced: neither goes on.
+func TestSidesThatRememberSomethingElseStop(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	w.onSource(`INSERT INTO orders VALUES (1)`)
+	w.drain()
+	w.onReceiver(`UPDATE backfill_maple_central.applied SET seq = 0, nonce = ''`)
+	_, err := (&applier{Agent: w.to}).apply(t.Context())
+	require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", err)
+	require.ErrorContains(t, err, "has no position")
+	w.onSource(`UPDATE backfill_maple_school.pushed SET nonce = 'another'; INSERT INTO orders VALUES (2)`)
+	require.ErrorContains(t, w.from.ready(t.Context()), "remember two different pushes")
+}
