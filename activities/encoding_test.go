@@ -125,3 +125,36 @@ func TestGuarantee8_EncodingsAndSettings(t *testing.T) {
 		})
 	}
 }
+
+// Sides whose sessions differ in nothing but how they print intervals, or times, hold
+// the same rows, which were sent once each, under one spelling of their keys, and are
+// judged the same.
+func TestGuarantee8_SessionsThatPrintTimesDifferently(t *testing.T) {
+	for _, c := range [][2]string{
+		{"intervalstyle = 'sql_standard'", "intervalstyle = 'postgres'"}, // -1 2:00:00 is 22 hours here, and 26 there
+		{"intervalstyle = 'iso_8601'", "intervalstyle = 'sql_standard'"},
+		{"timezone = 'Asia/Kathmandu'", "timezone = 'America/St_Johns'"},
+		{"timezone = 'UTC'", "timezone = 'Asia/Kathmandu'"},
+	} {
+		t.Run(c[0]+" and "+c[1], func(t *testing.T) {
+			t.Parallel()
+			const spans = `CREATE TABLE spans (at timestamptz, span interval, other interval, note text, PRIMARY KEY (at, span))`
+			w := worldOf(testkit.NewPairIn(t, testkit.Places{Source: settled(t, "UTF8", c[0]), Receiver: settled(t, "UTF8", c[1])}, spans, spans, "public.spans"), Settings{PageRows: 2})
+			for _, db := range []func(string, ...any){w.onSource, w.onReceiver} {
+				db(`SET timezone = 'UTC'; SET intervalstyle = 'postgres'; SET client_encoding = 'UTF8'`)
+			}
+			w.onSource(`INSERT INTO spans SELECT timestamptz '2024-02-03 04:05:06+00' + n * interval '1 day', make_interval(days => -n, hours => -n), make_interval(months => -n, days => n), 'x' FROM generate_series(1, 5) n`)
+			w.drain()
+			w.Equal("spans")
+			w.onSource(`UPDATE spans SET note = 'y'`)
+			w.drain()
+			w.Equal("spans")
+			require.Equal(t, []string{"c 5", "u 5"}, testkit.Strings(t, w.C, `SELECT op::text || ' ' || count(*) FROM backfill_control.entry GROUP BY op ORDER BY 1`))
+			id := w.Request("public.spans").ID
+			w.walk(id)
+			w.classify(id)
+			require.Equal(t, int64(5), w.Now(id).Effects[backfill.Identical])
+			require.Equal(t, "EQUAL", w.reconcile("public.spans").Verdict)
+		})
+	}
+}

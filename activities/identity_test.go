@@ -257,6 +257,17 @@ func TestIdentity_TheSourceFailsOver(t *testing.T) {
 			_, err := side.Open(t.Context(), testkit.Site, testkit.Source, s.pg.DSN("postgres"))
 			require.ErrorContains(t, err, "standby")
 			c.caughtUp(s)
+			// Nor does an agent go on whose connections come to lead to it.
+			proxy := testkit.NewProxy(t, w.SourceDSN)
+			db := testkit.OpenSide(t, testkit.Source, proxy.DSN)
+			proxy.Lead(t, s.pg.DSN("postgres"))
+			proxy.Cut()
+			testkit.Eventually(t, "the standby answers", func() bool {
+				_, err = db.Standing(t.Context())
+				return err == nil || backfill.CodeOf(err) != ""
+			})
+			require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", err)
+			require.ErrorContains(t, err, "is a standby now")
 			if behind {
 				require.NoError(t, s.pg.Stop(t.Context()))
 			}
@@ -278,6 +289,25 @@ func TestIdentity_TheSourceFailsOver(t *testing.T) {
 			c = s
 		})
 	}
+	// The old primary lives on: what is read there does not count as safe because the
+	// new one, which new connections lead to, has written something.
+	t.Run("between a read and the write that makes it safe", func(t *testing.T) {
+		s := c.standby()
+		w.again()
+		proxy := testkit.NewProxy(t, w.SourceDSN)
+		db := testkit.OpenSide(t, testkit.Source, proxy.DSN)
+		now, err := db.Standing(t.Context())
+		require.NoError(t, err)
+		db.Meet(now.Identity, now.Reads)
+		c.caughtUp(s)
+		s.promote()
+		w.onSource(`UPDATE orders SET note = 'on the old primary' WHERE id = 3`)
+		proxy.Lead(t, s.pg.DSN("postgres"))
+		read := false
+		_, err = db.ReadOutbox(t.Context(), []string{"public.orders"}, 10, func(*side.Outbox) error { read = true; return nil })
+		require.True(t, read)
+		require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", err)
+	})
 }
 
 // A receiver that was restored has lost changes that it had acknowledged. Where

@@ -1,11 +1,13 @@
 package activities
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -125,7 +127,7 @@ func (s schedule) run(t *testing.T, rng *rand.Rand) {
 	for _, n := range names {
 		tables = append(tables, "public."+n)
 	}
-	w := worldOf(testkit.NewPairOf(t, s.tables+";"+s.app, s.tables, tables...), Settings{})
+	w := worldOf(testkit.NewPairOf(t, s.tables+";"+s.app, s.tables, tables...), Settings{LeaseTTL: time.Hour}) // a walk goes on between the steps, however slow the machine is
 	a := &agency{world: w, rng: rng, tables: tables, staged: map[string]int64{}}
 	sessions := map[string]*session{}
 	for _, step := range s.steps {
@@ -221,7 +223,8 @@ func (a *agency) page() {
 		require.NoError(a, a.walk.freeze(a.Context()))
 	}
 	_, err := a.walk.chunk(a.Context(), nil)
-	require.NoError(a, err)
+	r := a.Now(a.walk.req.ID)
+	require.NoError(a, err, "the request is %s %s, held by %q", r.State, r.Reason, r.LeaseHolder)
 }
 
 func (a *agency) walked() {
@@ -229,8 +232,12 @@ func (a *agency) walked() {
 	if a.walk == nil {
 		return
 	}
-	a.finish(a.walk)
-	require.Equal(a, backfill.AwaitingReview, a.Now(a.walk.req.ID).State)
+	ctx, cancel := context.WithTimeout(a.Context(), time.Minute)
+	defer cancel()
+	err := toTheEnd(ctx, a.walk)
+	r := a.Now(a.walk.req.ID)
+	require.NoError(a, err, "the request is %s %s, held by %q", r.State, r.Reason, r.LeaseHolder)
+	require.Equal(a, backfill.AwaitingReview, r.State)
 	a.staged[a.walk.req.Table], a.walk = a.walk.req.ID, nil
 }
 

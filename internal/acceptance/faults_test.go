@@ -22,6 +22,7 @@ import (
 
 	"backfill/activities"
 	"backfill/internal/local"
+	"backfill/workflows"
 )
 
 // kill -9 at named points between any two transactions, again and again in the life
@@ -53,6 +54,9 @@ func TestKillsAtAnyPointLoseAndDoubleNothing(t *testing.T) {
 		if slices.Contains(points, "push: caught up") && !slices.Contains(points, "push: committed") {
 			points = append(points, "push: committed") // what is caught up with
 		}
+		if slices.Contains(points, "epoch: noted") && !slices.Contains(points, "epoch: begun") {
+			points = append(points, "epoch: begun") // what is noted
+		}
 		t.Run(strings.Join(points, ", "), func(t *testing.T) { dieAt(t, points) })
 	}
 }
@@ -81,10 +85,19 @@ func dieAt(t *testing.T, points []string) {
 
 	// A backfill, found by the sweep; what it has staged changes before it is approved.
 	id := m.ask("public.accounts")
+	if m.armed("gate") {
+		m.gates("SELECT 11") // over the limit
+	}
 	m.until("the request to go on", func() bool {
 		m.post("resume", id, nil)
 		return !m.value(`SELECT paused::int FROM backfill_control.request WHERE id = $1`, id)
 	})
+	if m.armed("gate") {
+		m.until("the gate to hold the walk", func() bool {
+			return m.value(`SELECT (waiting LIKE 'gate load%')::int FROM backfill_control.request WHERE id = $1`, id) && !m.armed("gate: held")
+		})
+		m.gates("SELECT 0")
+	}
 	m.until("all rows to be judged", func() bool {
 		return m.state(id) == "AWAITING_REVIEW" && m.value(`SELECT (classified = staged)::int FROM backfill_control.request WHERE id = $1`, id)
 	})
@@ -136,6 +149,23 @@ func dieAt(t *testing.T, points []string) {
 		return m.value(`SELECT (count(*) = 1 AND bool_and(state = 'skipped' AND wish IS NULL))::int FROM backfill_control.quarantine`)
 	})
 
+	if m.armed("halt") {
+		// A source that may not go on, and then may.
+		var timeline string
+		require.NoError(m, m.c.QueryRow(m.Context(), `SELECT timeline FROM backfill_control.side WHERE name = 'a'`).Scan(&timeline))
+		m.sql(`UPDATE backfill_control.side SET timeline = 'another' WHERE name = 'a'`)
+		m.until("the source to be halted", func() bool {
+			return m.value(`SELECT (halted IS NOT NULL)::int FROM backfill_control.side WHERE name = 'a'`)
+		})
+		m.sql(`UPDATE backfill_control.side SET timeline = $1 WHERE name = 'a'`, timeline)
+		m.until("it to go on", func() bool {
+			return m.value(`SELECT (halted IS NULL)::int FROM backfill_control.side WHERE name = 'a'`) && !m.armed("halt")
+		})
+	}
+	if m.armed("retain") {
+		require.NoError(m, m.engine.ScheduleClient().GetHandle(m.Context(), workflows.RetentionID).Trigger(m.Context(), client.ScheduleTriggerOptions{}))
+		m.until("retention to be over", func() bool { return !m.armed("retain") })
+	}
 	if m.armed("epoch: met") || m.armed("epoch: begun") {
 		m.until("a new epoch", func() bool {
 			_, _ = m.call(http.MethodPost, "/sites/s/epoch", map[string]string{"note": "restored"})
@@ -175,6 +205,17 @@ func newMortal(t *testing.T, server *local.Temporal, with setup) *mortal {
 	require.NoError(m, err)
 	m.Cleanup(m.engine.Close)
 	return m
+}
+
+// gates sets a gate on what a query answers, of at most 10, and one on speed.
+func (m *mortal) gates(query string) {
+	m.Helper()
+	type gate map[string]any
+	m.until("the gates to be set", func() bool {
+		a, err := m.call(http.MethodPut, "/sites/s/gates", map[string]any{"gates": []gate{
+			{"name": "load", "side": "a", "kind": "sql", "query": query, "limit": 10}, {"name": "speed", "side": "a", "kind": "rows_per_second", "limit": 4000}}})
+		return err == nil && a.Status == http.StatusOK
+	})
 }
 
 // runs reports whether a workflow runs for the whole of a table.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"backfill/internal/backfill"
 )
@@ -76,6 +77,11 @@ func (c *Request) Run(ctx context.Context, s *session) error {
 func keyJSON(values []string) (json.RawMessage, error) {
 	if len(values) == 0 {
 		return nil, nil
+	}
+	for _, v := range values {
+		if !utf8.ValidString(v) { // JSON would hold another key
+			return nil, usagef("--key %q is not UTF-8", v)
+		}
 	}
 	if v := strings.TrimSpace(values[0]); len(values) == 1 && (strings.HasPrefix(v, "{") || strings.HasPrefix(v, "[")) {
 		if !json.Valid([]byte(v)) {

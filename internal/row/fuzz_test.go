@@ -43,7 +43,13 @@ func FuzzFingerprint(f *testing.F) {
 		var again Layout
 		require.NoError(t, json.Unmarshal(raw, &again))
 		require.Equal(t, a.Fingerprint(), again.Fingerprint())
-		require.Empty(t, a.Difference(&again))
+		names := map[string]bool{}
+		for _, c := range a.Columns {
+			names[c.Name] = true
+		}
+		if len(names) == len(a.Columns) { // as in every table
+			require.Empty(t, a.Difference(&again))
+		}
 	})
 }
 

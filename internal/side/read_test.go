@@ -264,7 +264,8 @@ func TestTablesThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// On another cluster or timeline than the one it was met on, nothing is read.
+// On another cluster or timeline than the one it was met on, or on one that was set
+// back since, nothing is read, not even to be thrown away.
 func TestReadsStopOnAnotherCluster(t *testing.T) {
 	t.Parallel()
 	p := testkit.NewPair(t, `CREATE TABLE t (id int PRIMARY KEY)`, "public.t")
@@ -273,15 +274,42 @@ func TestReadsStopOnAnotherCluster(t *testing.T) {
 	require.NoError(t, err)
 	id := now.Identity
 	p.From.Meet(id, now.Reads)
-	_, _, _, err = read(t, p.From, "public.t")
+	table, upper, _, _, err := p.From.Frozen(t.Context(), "public.t")
 	require.NoError(t, err)
-	for _, other := range []side.Identity{{System: "1", Timeline: id.Timeline}, {System: id.System, Timeline: "00000009"}} {
-		p.From.Meet(other, 0)
-		_, _, _, err = read(t, p.From, "public.t")
-		require.Equal(t, backfill.Refused, backfill.CodeOf(err))
-		_, _, _, _, err = p.From.Frozen(t.Context(), "public.t")
-		require.Equal(t, backfill.Refused, backfill.CodeOf(err))
+	var page bytes.Buffer
+	pushes := 0
+	reads := map[string]func() error{
+		"a push": func() error {
+			_, err := p.From.ReadOutbox(t.Context(), []string{"public.t"}, 10, func(*side.Outbox) error { pushes++; return nil })
+			return err
+		},
+		"a page": func() error {
+			_, err := p.From.CopyPage(t.Context(), side.Page{RequestID: 1, Table: "public.t", Layout: table.Layout, Shape: table.Shape, UpTo: upper, Limit: 10}, &page)
+			return err
+		},
+		"a walk's bounds": func() error { _, _, _, _, err := p.From.Frozen(t.Context(), "public.t"); return err },
+		"a repair":        func() error { _, err := p.From.Touch(t.Context(), "public.t", []backfill.Key{{"1"}}); return err },
+		"a snapshot":      func() error { _, err := p.From.Snapshot(t.Context()); return err },
 	}
+	for name, read := range reads {
+		require.NoError(t, read(), name)
+	}
+	require.NotZero(t, page.Len())
+	require.NotZero(t, pushes)
+	page.Reset()
+	pushes = 0
+	for why, meet := range map[string]func(){
+		"another cluster":        func() { p.From.Meet(side.Identity{System: "1", Timeline: id.Timeline}, 0) },
+		"another timeline":       func() { p.From.Meet(side.Identity{System: id.System, Timeline: "00000009"}, 0) },
+		"an earlier state of it": func() { p.From.Meet(id, 1_000_000) },
+	} {
+		meet()
+		for name, read := range reads {
+			require.Equal(t, backfill.Refused, backfill.CodeOf(read()), "%s on %s", name, why)
+		}
+	}
+	require.Zero(t, page.Len())
+	require.Zero(t, pushes)
 }
 
 func TestASideThatIsNotSetUpSaysHowTo(t *testing.T) {

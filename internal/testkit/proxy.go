@@ -103,6 +103,16 @@ func (p *Proxy) Cut() {
 	}
 }
 
+// Lead makes new connections go to another server; those there are stay.
+func (p *Proxy) Lead(t testing.TB, dsn string) {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	require.NoError(t, err)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = u.Host
+}
+
 // Freeze lets nothing pass, as if the process behind the proxy had been stopped,
 // until the returned function is called.
 func (p *Proxy) Freeze() (thaw func()) {
