@@ -7,6 +7,7 @@ import (
 	"bufio"
 	"context"
 	"embed"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -224,6 +225,10 @@ func (e *example) story(ctx context.Context, url string) error {
 	if err := e.backfilled(ctx, "differences"); err != nil {
 		return err
 	}
+	say("Reads that were reported meanwhile have found some of these keys too: they are sent again, and then all is compared")
+	if err := e.repaired(ctx); err != nil {
+		return err
+	}
 	if code, err := e.reconcile(ctx); err != nil || code != 0 {
 		return errors.Join(err, errors.New("the tables still differ"))
 	}
@@ -241,7 +246,8 @@ func (e *example) story(ctx context.Context, url string) error {
 	}
 	say("Cut over: reads and writes move to users_v2. The last changes arrive before users is left alone")
 	e.old.Store(false)
-	if err := e.drained(ctx); err != nil {
+	wait(ctx, time.Second) // for a write under way
+	if err := e.caughtUp(ctx, 0); err != nil {
 		return err
 	}
 	say("Contract: the table is taken out of the site, its triggers go, and users with them")
@@ -293,28 +299,54 @@ func (e *example) backfilled(ctx context.Context, mode string) error {
 			return err
 		}
 	}
-	return e.drained(ctx)
+	return e.caughtUp(ctx, 50)
 }
 
-// drained waits until everything captured is applied.
-func (e *example) drained(ctx context.Context) error {
-	for {
+// caughtUp waits until no more than a few changes are on their way.
+func (e *example) caughtUp(ctx context.Context, few int) error {
+	for ctx.Err() == nil {
 		var left int
-		err := e.db.QueryRow(ctx, `SELECT (SELECT count(*) FROM users WHERE NOT EXISTS (SELECT FROM users_v2 v WHERE v.id = users.id)) + (SELECT count(*) FROM backfill_shop_old.outbox)`).Scan(&left)
-		if err != nil || left < 5 {
+		if err := e.db.QueryRow(ctx, `
+			SELECT (SELECT count(*) FROM users u FULL JOIN users_v2 v USING (id) WHERE u.email::citext IS DISTINCT FROM v.email) + (SELECT count(*) FROM backfill_shop_old.outbox)`).Scan(&left); err != nil || left <= few {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(200 * time.Millisecond):
-		}
+		wait(ctx, 200*time.Millisecond)
 	}
+	return ctx.Err()
 }
 
 func (e *example) reconcile(ctx context.Context) (code int, err error) {
 	_, code, err = e.backfill(ctx, []int{1, 3}, "reconcile", "--table", "public.users", "--watch")
 	return code, err
+}
+
+// repaired repairs what reported reads have set aside.
+func (e *example) repaired(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, e.program, "reconcile", "list", "--json")
+	cmd.Env = append(os.Environ(), "BACKFILL_STATE="+filepath.Join(e.dir, "state"))
+	out, err := cmd.Output()
+	if err != nil {
+		return err
+	}
+	var list struct {
+		Data []struct {
+			ID    int64
+			Mode  string
+			State string
+			Keys  struct{ Open int64 }
+		}
+	}
+	if err := json.Unmarshal(out, &list); err != nil {
+		return err
+	}
+	for _, r := range list.Data {
+		if r.Mode == "shadow" && r.State == "FINISHED" && r.Keys.Open > 0 {
+			if _, _, err := e.backfill(ctx, nil, "reconcile", "repair", fmt.Sprint(r.ID), "--note", "sent again already", "--watch"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // mayRead asks the cutover gate until it says yes.
@@ -330,7 +362,7 @@ func (e *example) mayRead(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(5 * time.Second):
+		case <-time.After(20 * time.Second):
 		}
 	}
 }

@@ -1,0 +1,79 @@
+package ui_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp/kb"
+	"github.com/stretchr/testify/require"
+
+	"backfill/internal/backfill"
+	"backfill/internal/row"
+)
+
+// agents answers the trials of mappings as the agents of both sides would, with what is
+// wrong, or with one row.
+func (w *world) agents(wrong func(backfill.Mapping) []backfill.FieldError) {
+	column := row.Column{Name: "email", Type: "text", Declared: "text"}
+	layout := &row.Layout{Columns: []row.Column{{Name: "id", Type: "bigint", Declared: "bigint"}, column}, Key: []string{"id"}}
+	made := &row.Mapping{Key: []string{"id"}, Columns: []row.Mapped{{Column: layout.Columns[0], From: "id"}, {Column: column, Expr: "lower(email)", Uses: []string{"email"}}}}
+	rows, _ := json.Marshal([]map[string]any{{"source": []string{"1", "A@B"}, "result": []string{"1", "a@b"}}})
+	go func() {
+		for w.t.Context().Err() == nil {
+			all, _ := w.store.Trials(w.t.Context(), "maple", "school")
+			for _, t := range all {
+				t.Layout, t.Made, t.Rows, t.Fields = layout, made, rows, wrong(t.Mapping)
+				t.Agreed = len(t.Fields) == 0
+				_ = w.store.PutTrial(w.t.Context(), t)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}()
+}
+
+func TestAMappingIsTriedAndSetInThePage(t *testing.T) {
+	w := newWorld(t)
+	w.agents(func(m backfill.Mapping) []backfill.FieldError {
+		if m.Columns["email"] == "lower(email)" {
+			return nil
+		}
+		return []backfill.FieldError{{Field: "mapping.columns.email", Message: "on central: column \"mail\" does not exist"}}
+	})
+	b := w.open(adminToken, "/sites/maple?open=1-school")
+	b.tabTo(`[id="1-school-mapping"]`)
+	b.keys(kb.Enter)
+	b.until(`document.querySelector("#mapping").open`)
+	b.typed("#mapping-columns", "email = lower(mail)")
+	b.click("#mapping-try")
+	b.until(`document.querySelector("#mapping-columns-wrong")?.innerText.includes('email: on central: column "mail" does not exist')`)
+	b.typed("#mapping-columns", "email = lower(email)")
+	b.typed("#mapping-drop", "legacy, other")
+	b.click("#mapping-try")
+	b.until(`document.querySelector("#mapping .tried")?.innerText.includes("email: a@b")`)
+	require.Contains(t, b.text("#mapping .tried"), "email: A@B")
+	require.Nil(t, w.table().Mapping, "nothing is set by trying it")
+
+	b.tabTo("#mapping .primary")
+	b.keys(kb.Enter)
+	b.until(`!document.querySelector("#mapping").open && document.body.innerText.includes("by mapping 1")`)
+	require.Equal(t, &backfill.Mapping{Columns: map[string]string{"email": "lower(email)"}, Drop: []string{"legacy", "other"}}, w.table().Mapping)
+	require.Contains(t, b.text(`[id="1-school-detail"]`), "email = lower(email)")
+
+	// It is changed from what it is, and an empty one removes it.
+	b.click(`[id="1-school-mapping"]`)
+	b.until(`document.querySelector("#mapping-drop").value === "legacy, other"`)
+	b.typed("#mapping-columns", kb.Delete)
+	b.typed("#mapping-drop", kb.Delete)
+	b.click("#mapping .primary")
+	b.until(`!document.querySelector("#mapping").open && !document.body.innerText.includes("by mapping")`)
+	require.Nil(t, w.table().Mapping)
+}
+
+func (w *world) table() *backfill.Table {
+	w.t.Helper()
+	t, err := w.store.Table(w.t.Context(), "maple", "public.students")
+	require.NoError(w.t, err)
+	return t
+}
+
