@@ -76,4 +76,3 @@ func (w *world) table() *backfill.Table {
 	require.NoError(w.t, err)
 	return t
 }
-
