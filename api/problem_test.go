@@ -139,6 +139,7 @@ func TestTemporalAway(t *testing.T) {
 	a := w.post(control.Requester, "/api/v1/sites/maple/backfills", ordersBackfill)
 	require.Equal(t, 201, a.status, "a request is recorded all the same")
 	require.Equal(t, "PENDING", a.json["state"])
+	require.Contains(t, w.get(control.Viewer, a.header.Get("Location")).json["waiting"], "Temporal is away", "the first who looks is told")
 
 	a = w.post(control.Requester, a.header.Get("Location")+"/cancel", "")
 	require.Equal(t, 503, a.status)
