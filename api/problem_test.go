@@ -135,11 +135,11 @@ func TestOnlyJSON(t *testing.T) {
 func TestTemporalAway(t *testing.T) {
 	w := newWorld(t)
 	w.runs.fail(&backfill.Error{Code: backfill.Unavailable, Message: "Temporal is away", Cause: fmt.Errorf("secret cause")})
+	require.Contains(t, string(w.get(control.Viewer, "/api/v1/sites/maple").raw), "Temporal is away", "the first who looks is told")
 
 	a := w.post(control.Requester, "/api/v1/sites/maple/backfills", ordersBackfill)
 	require.Equal(t, 201, a.status, "a request is recorded all the same")
 	require.Equal(t, "PENDING", a.json["state"])
-	require.Contains(t, w.get(control.Viewer, a.header.Get("Location")).json["waiting"], "Temporal is away", "the first who looks is told")
 
 	a = w.post(control.Requester, a.header.Get("Location")+"/cancel", "")
 	require.Equal(t, 503, a.status)
