@@ -373,6 +373,48 @@ func TestGuarantee10_DroppedChangesExcuseNothing(t *testing.T) {
 	require.Len(w, w.differences(r), 1)
 }
 
+// Nor do changes that the receiver has refused, however often the key is written.
+func TestGuarantee10_RefusedChangesExcuseNothing(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x', n FROM generate_series(1, 30) n`, "public.orders"), small(10))
+	w.onReceiver(`ALTER TABLE orders ADD CHECK (total < 100)`)
+	other, applying := w.agent(testkit.Source), &applier{Agent: w.agent(testkit.Receiver)}
+	w.onSource(`UPDATE orders SET total = 100 WHERE id = 15`)
+	w.drain()
+	w.from.faults = func(p string) error { // again and again
+		if p == "leaf: listed" {
+			w.onSource(`UPDATE orders SET total = total + 1 WHERE id = 15`)
+			if _, err := other.push(w.Context()); err != nil {
+				return err
+			}
+			_, err := applying.apply(w.Context())
+			return err
+		}
+		return nil
+	}
+	r := w.judge(w.newRun("public.orders", control.NewReconciliation{}))
+	require.Equal(t, "DIFFERENT", r.Verdict)
+	require.Equal(t, []string{"different 15 total"}, w.differences(r))
+}
+
+// A truncate that comes between the two reads is about every key of its table.
+func TestGuarantee10_ATruncateInFlightIsNoDifference(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 30) n`, "public.orders"), small(10))
+	w.onReceiver(`UPDATE orders SET note = 'planted' WHERE id = 15`)
+	other, applying := w.agent(testkit.Source), &applier{Agent: w.agent(testkit.Receiver)}
+	meanwhile(w.from, "leaf: listed", func() {
+		w.onSource(`TRUNCATE orders; INSERT INTO orders VALUES (14, 'x'), (40, 'x')`)
+		_, err := other.push(w.Context())
+		require.NoError(w, err)
+		_, err = applying.apply(w.Context())
+		require.NoError(w, err)
+	})
+	r := w.judge(w.newRun("public.orders", control.NewReconciliation{}))
+	require.Empty(t, w.differences(r))
+	require.Equal(t, "EQUAL", r.Verdict)
+}
+
 // A key that changes whenever it is looked at is unknown, and named.
 func TestAKeyThatNeverRestsIsUnknown(t *testing.T) {
 	t.Parallel()
