@@ -540,6 +540,29 @@ func TestGuarantee10_ACancelledRunIsNeverEqual(t *testing.T) {
 	require.False(t, r.Clean())
 }
 
+// A process that comes back late finds its leaves judged by another, and adds nothing.
+func TestGuarantee5_ALeafIsJudgedOnce(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 30) n`, "public.orders"), small(10))
+	w.onReceiver(`UPDATE orders SET note = 'planted' WHERE id = 15`)
+	id := w.newRun("public.orders", control.NewReconciliation{})
+	late := w.agent(testkit.Receiver)
+	reached, resume := w.stopAt(late, "leaf: rows compared")
+	first := w.to
+	w.to = late
+	wait := async(func() (*backfill.Reconciliation, error) { return nil, w.tryJudge(id) })
+	<-reached
+	c := &comparing{comparison: comparison{Agent: first, id: id}}
+	require.NoError(t, first.untilJudged(t.Context(), id, c.step, nil))
+	resume(nil)
+	_, err := wait()
+	require.NoError(t, err)
+	r, err := w.Store.Conclude(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, "DIFFERENT", r.Verdict)
+	require.Equal(t, []string{"different 15 note"}, w.differences(r))
+}
+
 // Under a writer on the very keys, equal sides are found equal and a planted fault is
 // found, each time.
 func TestGuarantee10_NoFalseAlarmUnderAWriter(t *testing.T) {
