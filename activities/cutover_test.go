@@ -120,6 +120,9 @@ func TestReadsMoveOnlyWithProof(t *testing.T) {
 		{"proof", `UPDATE backfill_control.reconciliation SET closed_at = closed_at - interval '2 d' WHERE mode = 'full'`, `UPDATE backfill_control.reconciliation SET closed_at = closed_at + interval '2 d' WHERE mode = 'full'`},
 		{"proof", `UPDATE backfill_control.table_side SET shape = shape || '!' WHERE side = 'central'`, `UPDATE backfill_control.table_side SET shape = rtrim(shape, '!')`},
 		{"quarantine", `UPDATE backfill_control.difference SET state = 'open' WHERE run_id IN (SELECT id FROM backfill_control.reconciliation WHERE mode = 'shadow')`, `UPDATE backfill_control.difference SET state = 'waived', decided_by = 'ann', note = 'known' WHERE state = 'open'`},
+		{"quarantine", `WITH r AS (INSERT INTO backfill_control.reconciliation (direction, table_id, mode, requested_by, state, verdict, closed_at) VALUES (` + ids + `, 'sampled', 'x', 'FINISHED', 'DIFFERENT', now()) RETURNING id)
+			INSERT INTO backfill_control.difference (run_id, leaf, kind, settled, key) SELECT id, 1, 'missing', true, '{1}' FROM r`,
+			`DELETE FROM backfill_control.difference WHERE kind = 'missing'; DELETE FROM backfill_control.reconciliation WHERE requested_by = 'x'`},
 		{"quarantine", `INSERT INTO backfill_control.quarantine (direction, seq, table_id, state, reason, since) VALUES (` + fmt.Sprintf("%d, 1, %d", w.Out.ID, table.ID) + `, 'quarantined', 'r', now())`, `DELETE FROM backfill_control.quarantine`},
 		{"quarantine", `INSERT INTO backfill_control.quarantine (direction, seq, table_id, state, reason, since) VALUES (` + fmt.Sprintf("%d, 1, %d", w.Out.ID, table.ID) + `, 'skipped', 'r', now())`, `DELETE FROM backfill_control.quarantine`},
 		{"shadow", `UPDATE backfill_control.shadow_count SET mismatch = 8 WHERE at > now() - interval '2 min'`, `UPDATE backfill_control.shadow_count SET mismatch = 0`},
