@@ -269,6 +269,47 @@ func TestAClosedGateHoldsAReconciliation(t *testing.T) {
 	require.Equal(t, "EQUAL", w.judge(id).Verdict)
 }
 
+// When the source waits for a gate and the receiver for changes, one of it is said, and
+// they do not wake each other over it.
+func TestAClosedGateIsSaidBeforeWhatElseIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x', n FROM generate_series(1, 60) n; CREATE TABLE load (v int); INSERT INTO load VALUES (0)`, "public.orders"), small(5))
+	w.gates(pace.Gate{Name: "load", Side: testkit.Source, Kind: pace.SQL, Query: "SELECT v FROM public.load", Limit: 10, MaxAge: 3600})
+	m := &meter{Agent: w.from}
+	m.once(w)
+	w.onSource(`UPDATE orders SET note = 'new' WHERE id = 1`)
+	id := w.newRun("public.orders", control.NewReconciliation{})
+	h := &hashing{comparison{Agent: w.from, id: id}}
+	c := &comparing{comparison: comparison{Agent: w.to, id: id}}
+	waiting := func(step func(context.Context, *backfill.Reconciliation) (progress, error)) string {
+		t.Helper()
+		run, err := w.Store.Run(t.Context(), id)
+		require.NoError(t, err)
+		_, err = step(t.Context(), run)
+		require.NoError(t, err)
+		run, err = w.Store.Run(t.Context(), id)
+		require.NoError(t, err)
+		return run.Waiting
+	}
+	for _, step := range []func(context.Context, *backfill.Reconciliation) (progress, error){c.step, h.step, h.step, h.step, c.step} {
+		require.Empty(t, waiting(step))
+	}
+	c.since = time.Now().Add(-time.Minute)
+	require.Contains(t, waiting(c.step), "have to be applied on central")
+	w.onSource(`UPDATE load SET v = 11`)
+	m.once(w)
+	for range 3 {
+		require.Contains(t, waiting(h.step), "gate load")
+		require.Contains(t, waiting(c.step), "gate load")
+	}
+	w.onSource(`UPDATE load SET v = 0`)
+	m.once(w)
+	require.Empty(t, waiting(h.step))
+	require.Contains(t, waiting(c.step), "have to be applied on central")
+	w.applyAll()
+	require.Equal(t, "EQUAL", w.judge(id).Verdict)
+}
+
 // The keys of shadow reads are compared while they are fresh.
 func TestAClosedGateDoesNotHoldShadowReads(t *testing.T) {
 	w := shadowWorld(t)

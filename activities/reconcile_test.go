@@ -373,6 +373,78 @@ func TestGuarantee10_DroppedChangesExcuseNothing(t *testing.T) {
 	require.Len(w, w.differences(r), 1)
 }
 
+// Nor do changes that the receiver has refused, however often the key is written.
+func TestGuarantee10_RefusedChangesExcuseNothing(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x', n FROM generate_series(1, 30) n`, "public.orders"), small(10))
+	w.onReceiver(`ALTER TABLE orders ADD CHECK (total < 100)`)
+	other, applying := w.agent(testkit.Source), &applier{Agent: w.agent(testkit.Receiver)}
+	w.onSource(`UPDATE orders SET total = 100 WHERE id = 15`)
+	w.drain()
+	w.from.faults = func(p string) error { // again and again
+		if p == "leaf: listed" {
+			w.onSource(`UPDATE orders SET total = total + 1 WHERE id = 15`)
+			if _, err := other.push(w.Context()); err != nil {
+				return err
+			}
+			_, err := applying.apply(w.Context())
+			return err
+		}
+		return nil
+	}
+	r := w.judge(w.newRun("public.orders", control.NewReconciliation{}))
+	require.Equal(t, "DIFFERENT", r.Verdict)
+	require.Equal(t, []string{"different 15 total"}, w.differences(r))
+}
+
+// A truncate that comes between the two reads is about every key of its table.
+func TestGuarantee10_ATruncateInFlightIsNoDifference(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 30) n`, "public.orders"), small(10))
+	w.onReceiver(`UPDATE orders SET note = 'planted' WHERE id = 15`)
+	other, applying := w.agent(testkit.Source), &applier{Agent: w.agent(testkit.Receiver)}
+	meanwhile(w.from, "leaf: listed", func() {
+		w.onSource(`TRUNCATE orders; INSERT INTO orders VALUES (14, 'x'), (40, 'x')`)
+		_, err := other.push(w.Context())
+		require.NoError(w, err)
+		_, err = applying.apply(w.Context())
+		require.NoError(w, err)
+	})
+	r := w.judge(w.newRun("public.orders", control.NewReconciliation{}))
+	require.Empty(t, w.differences(r))
+	require.Equal(t, "EQUAL", r.Verdict)
+}
+
+// A row that waits on the receiver for its parent has arrived there, as it were: that it
+// is not in its table yet is no difference, and it is named.
+func TestGuarantee10_AHeldRowIsUnknown(t *testing.T) {
+	t.Parallel()
+	const lines = `CREATE TABLE parents (id int PRIMARY KEY); CREATE TABLE orders (id int PRIMARY KEY, parent int REFERENCES parents)`
+	w := worldOf(testkit.NewPair(t, lines, "public.orders"), small(10))
+	w.onSource(`INSERT INTO parents VALUES (1); INSERT INTO orders VALUES (1, 1), (2, NULL)`)
+	w.drain()
+	require.Len(t, w.setAside(), 1)
+	w.atOnce()
+	r := w.judge(w.newRun("public.orders", control.NewReconciliation{}))
+	require.Equal(t, "UNKNOWN", r.Verdict)
+	require.Equal(t, []string{"unsettled missing 1"}, w.differences(r))
+	w.onReceiver(`INSERT INTO parents VALUES (1)`)
+	w.retryAll()
+	require.Equal(t, "EQUAL", w.judge(w.newRun("public.orders", control.NewReconciliation{})).Verdict)
+}
+
+// atOnce has leaves looked at again without a pause.
+func (w *world) atOnce() {
+	w.Helper()
+	testkit.Exec(w, w.C, `CREATE FUNCTION public.at_once() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.not_before := NULL; RETURN NEW; END';
+		CREATE TRIGGER at_once BEFORE UPDATE ON backfill_control.run_leaf FOR EACH ROW EXECUTE FUNCTION public.at_once()`)
+	w.Cleanup(func() {
+		c := testkit.Connect(w, w.ControlDSN)
+		defer c.Close(context.Background())
+		_, _ = c.Exec(context.Background(), `DROP FUNCTION public.at_once CASCADE`)
+	})
+}
+
 // A key that changes whenever it is looked at is unknown, and named.
 func TestAKeyThatNeverRestsIsUnknown(t *testing.T) {
 	t.Parallel()
@@ -389,13 +461,7 @@ func TestAKeyThatNeverRestsIsUnknown(t *testing.T) {
 		}
 		return nil
 	}
-	testkit.Exec(w, w.C, `CREATE FUNCTION public.at_once() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.not_before := NULL; RETURN NEW; END';
-		CREATE TRIGGER at_once BEFORE UPDATE ON backfill_control.run_leaf FOR EACH ROW EXECUTE FUNCTION public.at_once()`)
-	w.Cleanup(func() {
-		c := testkit.Connect(w, w.ControlDSN)
-		defer c.Close(context.Background())
-		_, _ = c.Exec(context.Background(), `DROP FUNCTION public.at_once CASCADE`)
-	})
+	w.atOnce()
 	r := w.judge(w.newRun("public.orders", control.NewReconciliation{}))
 	require.Equal(w, "UNKNOWN", r.Verdict)
 	require.Equal(w, []string{"unsettled different 15 total"}, w.differences(r))
@@ -503,6 +569,43 @@ func TestGuarantee10_AFailedRunIsNeverEqual(t *testing.T) {
 			require.Empty(w, r.Root)
 		})
 	}
+}
+
+// Nor is one that is cancelled when every leaf has been found equal.
+func TestGuarantee10_ACancelledRunIsNeverEqual(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 30) n`, "public.orders"), small(10))
+	id := w.newRun("public.orders", control.NewReconciliation{})
+	require.NoError(t, w.tryJudge(id))
+	r, err := w.Store.EndRun(t.Context(), id, "ann", backfill.RunCancelled, "enough")
+	require.NoError(t, err)
+	require.EqualValues(t, 3, r.Counts.Equal)
+	require.Zero(t, r.Counts.Pending)
+	require.Equal(t, "UNKNOWN", r.Verdict)
+	require.False(t, r.Clean())
+}
+
+// A process that comes back late finds its leaves judged by another, and adds nothing.
+func TestGuarantee5_ALeafIsJudgedOnce(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, orders+`; INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 30) n`, "public.orders"), small(10))
+	w.onReceiver(`UPDATE orders SET note = 'planted' WHERE id = 15`)
+	id := w.newRun("public.orders", control.NewReconciliation{})
+	late := w.agent(testkit.Receiver)
+	reached, resume := w.stopAt(late, "leaf: rows compared")
+	first := w.to
+	w.to = late
+	wait := async(func() (*backfill.Reconciliation, error) { return nil, w.tryJudge(id) })
+	<-reached
+	c := &comparing{comparison: comparison{Agent: first, id: id}}
+	require.NoError(t, first.untilJudged(t.Context(), id, c.step, nil))
+	resume(nil)
+	_, err := wait()
+	require.NoError(t, err)
+	r, err := w.Store.Conclude(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, "DIFFERENT", r.Verdict)
+	require.Equal(t, []string{"different 15 note"}, w.differences(r))
 }
 
 // Under a writer on the very keys, equal sides are found equal and a planted fault is

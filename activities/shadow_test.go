@@ -166,3 +166,28 @@ func TestReadsAreSampled(t *testing.T) {
 	require.Positive(t, testkit.Value[int64](t, w.C, `SELECT mismatches FROM backfill_control.cutover`), "the key that was planted")
 	require.Positive(t, testkit.Value[int64](t, w.C, `SELECT sum(match)::bigint FROM backfill_control.shadow_count`))
 }
+
+// Of a table that both sides write a read is stale as well once a change of the other
+// side has come, and unknown while one is on its way.
+func TestShadowReadsOfATableThatBothSidesWrite(t *testing.T) {
+	w := twoWayOf(shadowWorld(t), testkit.Source, "public.orders")
+	w.rest()
+	require.Equal(t, backfill.ShadowCounts{Match: 1}, w.verdicts(w.served("1", "x", 1)))
+
+	w.onReceiver(`UPDATE orders SET note = 'theirs' WHERE id = 1; DELETE FROM orders WHERE id = 2; INSERT INTO orders VALUES (70, 'born there', 7)`)
+	born := control.ShadowRead{TableID: w.Tables["public.orders"].ID, Key: backfill.Key{"70"}, Columns: []string{}, Values: []*string{}}
+	before := []control.ShadowRead{w.served("1", "x", 1), w.served("2", "x", 2), w.served("3", "x", 3), born}
+	require.Equal(t, backfill.ShadowCounts{Unknown: 3, Match: 1}, w.verdicts(before...), "the receiver has not sent it yet")
+	w.pushOf(w.to)
+	require.Equal(t, backfill.ShadowCounts{Unknown: 3, Match: 1}, w.verdicts(before...), "the source has not applied it yet")
+	w.rest()
+	w.Equal("orders")
+	require.Equal(t, backfill.ShadowCounts{Stale: 3, Match: 1}, w.verdicts(before...), "it has come since they were read")
+	require.Equal(t, backfill.ShadowCounts{Match: 2}, w.verdicts(w.served("1", "theirs", 1), w.served("70", "born there", 7)))
+
+	// What nobody has captured is no excuse.
+	w.onReceiver(`UPDATE orders SET note = 'planted' WHERE id IN (1, 5); DELETE FROM backfill_maple_central.outbox`)
+	require.Equal(t, backfill.ShadowCounts{Mismatch: 2, Match: 1}, w.verdicts(w.served("1", "theirs", 1), w.served("5", "x", 5), w.served("6", "x", 6)))
+	require.Equal(t, backfill.ShadowCounts{Mismatch: 1}, w.verdicts(w.served("7", "another", 7)), "nothing explains what was served")
+	require.EqualValues(t, 3, w.cutover().Open)
+}

@@ -27,12 +27,13 @@ const eventStream = "text/event-stream"
 // timing is how often streams do what.
 type timing struct {
 	poll      time.Duration // an open request is read at least this often
-	gap       time.Duration // between two events of a site stream
+	gap       time.Duration // between two events of a stream, or more where there are many
 	keepalive time.Duration // between comments, and checks of the token
 	write     time.Duration // within which a client must take an event
+	share     time.Duration // of each stream in the time between two of its events
 }
 
-var defaultTiming = timing{poll: time.Second, gap: 500 * time.Millisecond, keepalive: 15 * time.Second, write: 10 * time.Second}
+var defaultTiming = timing{poll: time.Second, gap: 500 * time.Millisecond, keepalive: 15 * time.Second, write: 10 * time.Second, share: 10 * time.Millisecond}
 
 // Changes tells streams that something they show has changed. One connection
 // listens for all of them, however many there are.
@@ -124,6 +125,13 @@ func (h *Changes) subscribe(s *subscription) (cancel func()) {
 		defer h.mu.Unlock()
 		delete(h.subs, s)
 	}
+}
+
+// subscribers is how many streams there are.
+func (h *Changes) subscribers() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.subs)
 }
 
 // Now is the number of the last change.
@@ -403,7 +411,8 @@ func (s *Server) events(c echo.Context) error {
 }
 
 // follow sends an event when a subscription is woken, at most one each gap, until
-// the client leaves.
+// the client leaves. Most clients ask for something at each event; the more streams
+// there are, the longer the gap, so that what they ask for has a bound.
 func (s *Server) follow(c echo.Context, sub *subscription, dirty bool, tell func(*stream) error) error {
 	s.streams.Inc()
 	defer s.streams.Dec()
@@ -422,7 +431,7 @@ func (s *Server) follow(c echo.Context, sub *subscription, dirty bool, tell func
 				return err
 			}
 			dirty, calm = false, false
-			gap.Reset(s.timing.gap)
+			gap.Reset(max(s.timing.gap, time.Duration(s.changes.subscribers())*s.timing.share))
 		}
 		select {
 		case <-c.Request().Context().Done():

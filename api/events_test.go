@@ -303,6 +303,23 @@ func TestSiteEventsAreCoalesced(t *testing.T) {
 	require.Greater(t, time.Since(first), w.server.timing.gap/2, "the second event waits for its turn")
 }
 
+// The more streams there are, the longer each waits: what their clients ask for has a bound.
+func TestManyStreamsTakeTurns(t *testing.T) {
+	w := newWorld(t)
+	w.server.timing.share = 500 * time.Millisecond
+	w.hubReady()
+	for range 3 {
+		_, _ = w.listen(w.url, "/api/v1/events?site=maple").next()
+	}
+	s := w.listen(w.url, "/api/v1/events?site=maple")
+	_, _ = s.next()
+	first := time.Now()
+	w.touch()
+	_, ok := s.next()
+	require.True(t, ok)
+	require.Greater(t, time.Since(first), 4*w.server.timing.share-200*time.Millisecond)
+}
+
 func TestStreamsEndOnShutdown(t *testing.T) {
 	w := newWorld(t)
 	id := w.backfill()

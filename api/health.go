@@ -49,6 +49,8 @@ type Engine struct {
 const (
 	// engineFor is how old an answer about the engine may be.
 	engineFor = 5 * time.Second
+	// engineOld is how old one may be that is given while it is asked again.
+	engineOld = 20 * time.Second
 	// pollFor is how long a control worker may be silent: it asks again each minute.
 	pollFor = 90 * time.Second
 )
@@ -57,19 +59,27 @@ type engineState struct {
 	mu     sync.Mutex
 	known  Engine
 	at     time.Time
-	asking bool
+	asking chan struct{} // closed when the answer is there; nil while nobody asks
 }
 
-// Engine returns what was known of the workflow engine a moment ago. It never
-// waits: an engine that is away would keep every page waiting.
+// Engine returns what was known of the workflow engine a moment ago. It waits only when
+// nobody has looked for a while: an engine that is away would keep every page waiting.
 func (s *Service) Engine() Engine {
 	e := &s.engine
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !e.asking && time.Since(e.at) > engineFor {
-		e.asking = true
+	age, known := time.Since(e.at), e.known
+	if e.asking == nil && age > engineFor {
+		e.asking = make(chan struct{})
 		go s.askEngine()
 	}
+	asking := e.asking
+	e.mu.Unlock()
+	if age <= engineOld {
+		return known
+	}
+	<-asking
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	return e.known
 }
 
@@ -90,5 +100,7 @@ func (s *Service) askEngine() {
 			now.Since = time.Now()
 		}
 	}
-	e.known, e.at, e.asking = now, time.Now(), false
+	e.known, e.at = now, time.Now()
+	close(e.asking)
+	e.asking = nil
 }

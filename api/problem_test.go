@@ -135,6 +135,7 @@ func TestOnlyJSON(t *testing.T) {
 func TestTemporalAway(t *testing.T) {
 	w := newWorld(t)
 	w.runs.fail(&backfill.Error{Code: backfill.Unavailable, Message: "Temporal is away", Cause: fmt.Errorf("secret cause")})
+	require.Contains(t, string(w.get(control.Viewer, "/api/v1/sites/maple").raw), "Temporal is away", "the first who looks is told")
 
 	a := w.post(control.Requester, "/api/v1/sites/maple/backfills", ordersBackfill)
 	require.Equal(t, 201, a.status, "a request is recorded all the same")

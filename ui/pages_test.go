@@ -1,12 +1,16 @@
 package ui_test
 
 import (
+	"compress/gzip"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -196,4 +200,48 @@ func TestWhatConcernsOnePersonIsNotShared(t *testing.T) {
 		require.Contains(t, ada, `&#34;by&#34;: &#34;ada&#34;`)
 		require.Contains(t, grace, `&#34;by&#34;: &#34;grace&#34;`)
 	}
+}
+
+func TestFragmentsAreCompressedOnce(t *testing.T) {
+	w := newWorld(t)
+	res, plain := w.get("/sites/maple", viewerToken, "Backfill-Fragment", "1", "Accept-Encoding", "identity")
+	require.Empty(t, res.Header.Get("Content-Encoding"))
+	require.EqualValues(t, len(plain), res.ContentLength)
+	res, zipped := w.get("/sites/maple", viewerToken, "Backfill-Fragment", "1", "Accept-Encoding", "gzip")
+	require.Equal(t, "gzip", res.Header.Get("Content-Encoding"))
+	require.Contains(t, res.Header.Values("Vary"), "Accept-Encoding")
+	require.Less(t, len(zipped), len(plain)/3)
+	z, err := gzip.NewReader(strings.NewReader(zipped))
+	require.NoError(t, err)
+	text, err := io.ReadAll(z)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "public.students")
+	require.Equal(t, 1, strings.Count(string(text), "<main "))
+}
+
+// A browser that does not read its answer holds up nobody else's.
+func TestASlowBrowserHoldsUpItselfAlone(t *testing.T) {
+	w := newWorld(t)
+	const path = "/sites/maple"
+	slow, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+	require.NoError(t, err)
+	defer slow.Close()
+	ask := fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nBackfill-Fragment: 1\r\nCookie: backfill_session=%s\r\n\r\n", path, viewerToken)
+	// Until the server takes no more questions, as its answers find no room.
+	for err == nil {
+		require.NoError(t, slow.SetWriteDeadline(time.Now().Add(time.Second)))
+		_, err = slow.Write([]byte(ask))
+	}
+	var late net.Error
+	require.ErrorAs(t, err, &late)
+	require.True(t, late.Timeout(), "%v", err)
+	client := http.Client{Timeout: 5 * time.Second}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+path, nil)
+	require.NoError(t, err)
+	r.AddCookie(&http.Cookie{Name: "backfill_session", Value: viewerToken})
+	r.Header.Set("Backfill-Fragment", "1")
+	res, err := client.Do(r)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusOK, res.StatusCode)
 }

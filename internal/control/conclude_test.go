@@ -33,3 +33,24 @@ func TestManyDifferencesAreConcludedQuickly(t *testing.T) {
 		"its last change was not sent: the table or the operation was off 10000", "never captured: older than capture, or changed while it was interrupted 40000"},
 		testkit.Strings(t, p.C, `SELECT cause || ' ' || count(*) FROM backfill_control.difference GROUP BY cause ORDER BY cause`))
 }
+
+// A run is concluded once all leaves are cut and all of them are judged, and not before.
+func TestGuarantee10_ARunIsConcludedAtItsEnd(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE orders (id int PRIMARY KEY)`, "public.orders")
+	r, err := p.Store.CreateReconciliation(t.Context(), control.NewReconciliation{Direction: p.Out.ID, TableID: p.Tables["public.orders"].ID, Mode: backfill.RunFull, By: "test"})
+	require.NoError(t, err)
+	conclude := func(sql string) *backfill.Reconciliation {
+		t.Helper()
+		testkit.Exec(t, p.C, sql)
+		r, err := p.Store.Conclude(t.Context(), r.ID)
+		require.NoError(t, err)
+		return r
+	}
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.run_leaf (run_id, n, state, source_count, source_sums, receiver_count, receiver_sums) SELECT id, 1, 'equal', 5, '{1,1}', 5, '{1,1}' FROM backfill_control.reconciliation`)
+	require.True(t, conclude(`UPDATE backfill_control.reconciliation SET state = 'RUNNING', started_at = now(), leaves = 1`).State.Open(), "more leaves are to come")
+	require.True(t, conclude(`UPDATE backfill_control.reconciliation SET cut = true, leaves = 2; INSERT INTO backfill_control.run_leaf (run_id, n, state) SELECT id, 2, 'cut' FROM backfill_control.reconciliation`).State.Open(), "one is not judged")
+	done := conclude(`UPDATE backfill_control.run_leaf SET state = 'equal', source_count = 0, source_sums = '{0,0}' WHERE n = 2`)
+	require.Equal(t, "EQUAL", done.Verdict)
+	require.True(t, done.Clean())
+}

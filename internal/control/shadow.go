@@ -210,13 +210,20 @@ func (s *Store) JudgeReads(ctx context.Context, id int64) (closed bool, err erro
 			WITH doubtful AS MATERIALIZED (SELECT n, key, since_seq FROM backfill_control.shadow_read WHERE run_id = $1 AND NOT same),
 			e AS MATERIALIZED (SELECT key, op, max(seq) AS seq FROM backfill_control.entry
 			                    WHERE direction = $2 AND table_id = $3 AND request_id IS NULL AND seq > (SELECT min(since_seq) FROM doubtful) AND (op = 't' OR key IN (SELECT key FROM doubtful)) GROUP BY 1, 2),
-			changed AS (SELECT d.n FROM doubtful d JOIN e ON (e.op = 't' OR e.key = d.key) AND e.seq > d.since_seq)
+			-- Where both sides write, what has come from the other one changes rows here too. It
+			-- had come before the read only if it was acknowledged before the batch that was.
+			back AS MATERIALIZED (SELECT e.direction, e.key, e.op, max(e.seq) AS seq FROM backfill_control.direction o JOIN backfill_control.entry e ON e.direction = o.id AND e.table_id = $3 AND NOT e.dropped
+			                       WHERE $4 AND o.site = $5 AND o.from_side = $6 AND (e.op = 't' OR e.key IN (SELECT key FROM doubtful)) GROUP BY 1, 2, 3),
+			changed AS (SELECT d.n FROM doubtful d JOIN e ON (e.op = 't' OR e.key = d.key) AND e.seq > d.since_seq
+			            UNION SELECT d.n FROM doubtful d JOIN back e ON (e.op = 't' OR e.key = d.key) AND e.seq > coalesce((
+			                  SELECT max(a.seq) FROM backfill_control.ack a WHERE a.direction = e.direction
+			                     AND a.at < (SELECT b.at FROM backfill_control.batch b WHERE b.direction = $2 AND b.last_seq = d.since_seq)), 0))
 			UPDATE backfill_control.shadow_read s SET verdict = CASE
 			       WHEN s.problem <> '' THEN 'unknown' WHEN d.settled THEN 'mismatch' WHEN s.n IN (SELECT n FROM changed) THEN 'stale'
 			       WHEN NOT d.settled OR s.same IS NULL THEN 'unknown' WHEN s.same THEN 'match' ELSE 'mismatch' END,
 			       problem = CASE WHEN NOT d.settled THEN d.cause ELSE s.problem END
 			  FROM backfill_control.shadow_read x LEFT JOIN backfill_control.difference d ON d.run_id = $1 AND d.key = x.key WHERE x.run_id = $1 AND s.n = x.n`,
-			id, run.Direction.ID, run.TableID); err != nil {
+			id, run.Direction.ID, run.TableID, run.Both, run.Site, run.To); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.difference WHERE run_id = $1 AND NOT settled`, id); err != nil {
