@@ -178,6 +178,42 @@ func TestGuarantee6_AHolderThatWasTakenOverIsFencedOut(t *testing.T) {
 	require.Len(t, w.staged(id), 50)
 }
 
+// The next page is read while one is being committed, and staged only after it: when that
+// one is not committed, nothing of either is.
+func TestGuarantee6_APageThatIsReadAheadWaitsForTheOneBefore(t *testing.T) {
+	for name, c := range map[string]struct {
+		meanwhile string
+		want      error
+		staged    int
+	}{
+		"committed":  {`SELECT`, nil, 20},
+		"taken over": {`UPDATE backfill_control.request SET epoch = epoch + 1`, control.ErrFenced, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, orders, "public.orders")
+			w.onSource(`INSERT INTO orders SELECT g FROM generate_series(1, 20) g`)
+			w.from.PageRows = 5
+			id := w.Request("public.orders").ID
+			k := w.claim(w.from, id)
+			require.NoError(t, k.freeze(t.Context()))
+			k.keeper.course.stands = nil // what it tells people would wait for the request too
+			reads := func() int64 { return testkit.Value[int64](t, w.S, `SELECT reads FROM backfill_maple_school.pushed`) }
+			before := reads()
+			testkit.Exec(t, w.C, `BEGIN`)
+			testkit.Exec(t, w.C, `SELECT FROM backfill_control.request WHERE id = $1 FOR UPDATE`, id)
+			chunk := async(func() (bool, error) { return k.chunk(t.Context(), nil) })
+			testkit.Eventually(t, "the second page was read", func() bool { return reads() == before+2 })
+			require.Equal(t, 1, testkit.LockWaiters(t, w.C), "only the first is about to be committed")
+			testkit.Exec(t, w.C, c.meanwhile)
+			testkit.Exec(t, w.C, `COMMIT`)
+			_, err := chunk()
+			require.ErrorIs(t, err, c.want)
+			require.Len(t, w.staged(id), c.staged)
+			require.Equal(t, int64(c.staged), w.Now(id).Staged)
+		})
+	}
+}
+
 // The same when the old holder had not yet begun to write when it was taken over,
 // or believes that its lease still runs.
 func TestGuarantee6_ALateHolderWritesNothing(t *testing.T) {

@@ -32,7 +32,7 @@ type Batch struct {
 }
 
 // Next returns the batch after a position: at most limit entries and about
-// maxBytes of them, either the rows of one request or captured changes; To equals the
+// maxBytes of them, either many rows of one request or anything else; To equals the
 // position when there is nothing. It is a Refused
 // error when the position is not one this control database has given out: then
 // the receiver or the control database was restored; and while the source may not
@@ -46,24 +46,27 @@ func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, lim
 		WITH e AS (
 		    SELECT seq, dropped, request_id, table_id, layout_id, coalesce(pg_column_size(row), 0) + coalesce(pg_column_size(key), 0) AS size
 		      FROM backfill_control.entry WHERE direction = $1 AND seq > $2 ORDER BY seq LIMIT $3)`
-	const batch = ` max(seq), count(*) FILTER (WHERE NOT dropped), max(request_id), coalesce(max(table_id), 0), max(layout_id) `
-	var to, request, layout *int64
+	const found = ` max(seq), count(*) FILTER (WHERE NOT dropped), coalesce(max(table_id), 0), max(layout_id)`
+	var to, layout *int64
 	var whole bool
 	err := s.pool.QueryRow(ctx, ahead+`
-		SELECT`+batch+`, coalesce(sum(size) <= $4 AND (count(request_id) = 0 OR count(request_id) = count(*) AND min(request_id) = max(request_id)), true) FROM e`,
-		d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &request, &b.TableID, &layout, &whole)
+		SELECT`+found+`, count(request_id) > 0,
+		       coalesce(sum(size) <= $4 AND (count(request_id) = 0 OR count(request_id) = count(*) AND min(request_id) = max(request_id)), true) FROM e`,
+		d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &b.TableID, &layout, &b.Released, &whole)
 	if err == nil && !whole {
+		// A few rows of a request, such as a row backfill's, go along with what is beside them.
 		err = s.pool.QueryRow(ctx, ahead+`,
-			others AS (SELECT min(seq) AS other FROM e WHERE request_id IS DISTINCT FROM (SELECT request_id FROM e ORDER BY seq LIMIT 1)),
-			w AS (SELECT e.*, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM e)
-			SELECT`+batch+`FROM w, others WHERE (n = 1 OR bytes <= $4) AND (other IS NULL OR seq < other)`,
-			d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &request, &b.TableID, &layout)
+			r AS (SELECT e.*, CASE WHEN request_id IS NOT NULL AND count(*) OVER (PARTITION BY request_id) * 20 >= $3 THEN request_id END AS run FROM e),
+			others AS (SELECT min(seq) AS other FROM r WHERE run IS DISTINCT FROM (SELECT run FROM r ORDER BY seq LIMIT 1)),
+			w AS (SELECT r.*, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM r)
+			SELECT`+found+`, count(run) > 0 FROM w, others WHERE (n = 1 OR bytes <= $4) AND (other IS NULL OR seq < other)`,
+			d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &b.TableID, &layout, &b.Released)
 	}
 	if err != nil || to == nil {
 		return b, err
 	}
 	b.To.Seq = *to
-	if b.Released = request != nil; b.Released {
+	if b.Released {
 		b.LayoutID = *layout
 	}
 	err = s.pool.QueryRow(ctx, `

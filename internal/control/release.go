@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 
@@ -151,22 +152,37 @@ func mayRelease(ctx context.Context, tx pgx.Tx, direction int32) error {
 // have overtaken. It goes from the few new entries to the staged rows by their key.
 func markOvertaken(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, from, checked, last int64) error {
 	_, err := tx.Exec(ctx, `
-		UPDATE backfill_control.staged s SET superseded_by = o.seq
-		  FROM (SELECT s.n, max(e.seq) AS seq
-		          FROM backfill_control.entry e
-		          JOIN backfill_control.staged s ON s.request_id = $1 AND `+keyIs("e.key")+` AND s.n > $4
-		         WHERE e.direction = $2 AND e.table_id = $3 AND e.seq > $5 AND e.seq <= $6 AND backfill_control.later(e.snap, s.snap)
-		         GROUP BY s.n) o
-		 WHERE s.request_id = $1 AND s.n = o.n`, id, direction, table, from, checked, last)
+		WITH e AS MATERIALIZED (
+		    SELECT seq, key, snap FROM backfill_control.entry WHERE direction = $2 AND table_id = $3 AND seq > $5 AND seq <= $6),
+		o AS MATERIALIZED (
+		    SELECT s.ctid, max(e.seq) AS seq FROM e CROSS JOIN LATERAL (`+stagedOf("e.key")+`) s
+		     WHERE s.n > $4 AND backfill_control.later(e.snap, s.snap) GROUP BY 1)
+		UPDATE backfill_control.staged s SET superseded_by = o.seq FROM o WHERE s.ctid = o.ctid`, id, direction, table, from, checked, last)
+	if err != nil {
+		return err
+	}
+	var seq int64
+	var snap string
+	err = tx.QueryRow(ctx, `
+		SELECT seq, snap::text FROM backfill_control.entry WHERE direction = $1 AND table_id = $2 AND op = 't' AND seq > $3 AND seq <= $4 ORDER BY seq DESC LIMIT 1`,
+		direction, table, checked, last).Scan(&seq, &snap)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	_, err = tx.Exec(ctx, `
-		UPDATE backfill_control.staged s SET superseded_by = greatest(s.superseded_by, e.seq)
-		  FROM (SELECT seq, snap FROM backfill_control.entry
-		         WHERE direction = $2 AND table_id = $3 AND op = 't' AND seq > $5 AND seq <= $6 ORDER BY seq DESC LIMIT 1) e
-		 WHERE s.request_id = $1 AND s.n > $4 AND backfill_control.later(e.snap, s.snap)`, id, direction, table, from, checked, last)
+		UPDATE backfill_control.staged SET superseded_by = greatest(superseded_by, $3)
+		 WHERE request_id = $1 AND n > $2 AND backfill_control.later($4::text::pg_snapshot, snap)`, id, from, seq, snap)
 	return err
+}
+
+// stagedOf is the SELECT of request $1's staged row of a key. The planner may know nothing
+// of the request, and take it for a single row: OFFSET 0 has it start from the keys all
+// the same, and only the key is given, so that no other index serves.
+func stagedOf(key string) string {
+	return `SELECT s.ctid, s.n, s.snap, s.stamp FROM backfill_control.staged s WHERE s.request_id = $1 AND ` + keyIs(key) + ` OFFSET 0`
 }
 
 // giveWay marks the rows not yet released that an entry of the reverse direction,
@@ -181,14 +197,13 @@ func giveWay(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, f
 		      JOIN backfill_control.direction d ON d.id = r.direction
 		      JOIN backfill_control.direction v ON v.site = d.site AND v.id <> d.id
 		     WHERE r.id = $1 AND d.id = $2),
-		looked AS (UPDATE backfill_control.request q SET reverse_seq = greatest(r.after, r.last) FROM r WHERE q.id = r.id)
-		UPDATE backfill_control.staged s SET superseded_by = coalesce(s.superseded_by, o.seq)
-		  FROM (SELECT s.n, max(e.seq) AS seq
-		          FROM r JOIN backfill_control.entry e ON e.direction = r.reverse AND e.seq > r.after
-		          JOIN backfill_control.staged s ON s.request_id = $1 AND s.key = e.key AND s.n > $4
-		         WHERE e.table_id = $3 AND e.seq > coalesce(s.stamp, 0)
-		         GROUP BY s.n) o
-		 WHERE s.request_id = $1 AND s.n = o.n`, id, direction, table, from)
+		looked AS (UPDATE backfill_control.request q SET reverse_seq = greatest(r.after, r.last) FROM r WHERE q.id = r.id),
+		e AS MATERIALIZED (
+		    SELECT e.seq, e.key FROM r JOIN backfill_control.entry e ON e.direction = r.reverse AND e.seq > r.after WHERE e.table_id = $3),
+		o AS MATERIALIZED (
+		    SELECT s.ctid, max(e.seq) AS seq FROM e CROSS JOIN LATERAL (`+stagedOf("e.key")+`) s
+		     WHERE s.n > $4 AND e.seq > coalesce(s.stamp, 0) GROUP BY 1)
+		UPDATE backfill_control.staged s SET superseded_by = coalesce(s.superseded_by, o.seq) FROM o WHERE s.ctid = o.ctid`, id, direction, table, from)
 	return err
 }
 
@@ -203,7 +218,7 @@ func unjudge(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, f
 		        ON e.direction = $2 AND e.seq > CASE WHEN r.released_up_to = 0 THEN r.judged_seq ELSE r.checked_seq END
 		     WHERE r.id = $1 AND e.table_id = $3 AND e.seq <= $5 AND NOT e.dropped),
 		touched AS (
-		    SELECT s.n FROM later JOIN backfill_control.staged s ON s.request_id = $1 AND ` + keyIs("later.key") + ` AND s.n > $4
+		    SELECT s.n FROM later CROSS JOIN LATERAL (` + stagedOf("later.key") + `) s WHERE s.n > $4
 		    UNION
 		    SELECT s.n FROM backfill_control.staged s WHERE s.request_id = $1 AND s.n > $4 AND EXISTS (SELECT FROM later WHERE op = 't')),`
 	// Chunks that are identical as a whole come to be spelled out row by row.

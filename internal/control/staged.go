@@ -45,47 +45,49 @@ type Overtaking struct {
 // StagedRows returns up to limit staged rows of a request after position after,
 // in key order; effect "" means all.
 func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect, after int64, limit int) ([]StagedRow, error) {
-	const columns = `SELECT s.n, s.key, s.row, coalesce(e.effect, j.uniform), e.receiver, e.result, coalesce(e.problem, ''), s.superseded_by, o.op, o.at, o.state `
-	const overtaken = `
-			LEFT JOIN LATERAL (SELECT x.created_at AS at, ` + opOf + ` AS op, ` + stateOf + ` AS state
-			    FROM backfill_control.request r JOIN backfill_control.direction o ON o.id = r.direction
-			    JOIN backfill_control.direction d ON d.site = o.site -- a two-way table's rows give way to the reverse one too
-			    JOIN backfill_control.entry x ON x.direction = d.id AND x.seq = s.superseded_by` + asideOf + `
-			   WHERE r.id = $1 AND s.superseded_by IS NOT NULL) o ON true `
-	// The bound is given for effects too: a merge of both would read those of all rows before.
-	const plain = columns + `FROM backfill_control.staged s LEFT JOIN backfill_control.effect e ON e.request_id = s.request_id AND e.n = s.n AND e.n > $2
-			LEFT JOIN LATERAL (SELECT uniform FROM backfill_control.judged WHERE request_id = s.request_id AND upto >= s.n ORDER BY upto LIMIT 1) j ON true ` + overtaken
+	// Which rows, which have numbers without gaps, then each by its number: a planner that knows nothing of the request
+	// would rather read all of it once.
+	const show = `
+		SELECT s.n, s.key, s.row, coalesce(e.effect, j.uniform), e.receiver, e.result, coalesce(e.problem, ''), s.superseded_by, o.op, o.at, o.state
+		  FROM wanted CROSS JOIN LATERAL (SELECT * FROM backfill_control.staged WHERE request_id = $1 AND n = wanted.n OFFSET 0) s
+		  LEFT JOIN LATERAL (SELECT effect, receiver, result, problem FROM backfill_control.effect WHERE request_id = $1 AND n = wanted.n OFFSET 0) e ON true
+		  LEFT JOIN LATERAL (SELECT uniform FROM backfill_control.judged WHERE request_id = $1 AND upto >= wanted.n ORDER BY upto LIMIT 1) j ON true
+		  LEFT JOIN LATERAL (SELECT x.created_at AS at, ` + opOf + ` AS op, ` + stateOf + ` AS state
+		      FROM backfill_control.request r JOIN backfill_control.direction o ON o.id = r.direction
+		      JOIN backfill_control.direction d ON d.site = o.site -- a two-way table's rows give way to the reverse one too
+		      JOIN backfill_control.entry x ON x.direction = d.id AND x.seq = s.superseded_by` + asideOf + `
+		     WHERE r.id = $1 AND s.superseded_by IS NOT NULL) o ON true
+		 ORDER BY s.n`
 	var sql string
 	args := []any{id, after, limit}
 	switch effect {
 	case "":
-		sql = plain + `WHERE s.request_id = $1 AND s.n > $2 ORDER BY s.n LIMIT $3`
+		sql = `WITH wanted AS MATERIALIZED (SELECT n FROM backfill_control.staged WHERE request_id = $1 AND n > $2 AND n <= $2 + $3 ORDER BY n)`
 	case backfill.Superseded:
-		sql = plain + `WHERE s.request_id = $1 AND s.n > $2 AND s.superseded_by IS NOT NULL ORDER BY s.n LIMIT $3`
+		sql = `WITH wanted AS MATERIALIZED (
+			    SELECT n FROM backfill_control.staged WHERE request_id = $1 AND n > $2 AND superseded_by IS NOT NULL ORDER BY request_id, n LIMIT $3)`
 	case backfill.Unknown:
 		// Those that were looked at in vain, then those behind the last one looked at.
-		sql = `WITH wanted AS (
-			    (SELECT n FROM backfill_control.effect WHERE request_id = $1 AND effect = '?' AND n > $2 ORDER BY n LIMIT $3)
+		sql = `WITH wanted AS MATERIALIZED (
+			    (SELECT n FROM backfill_control.effect WHERE request_id = $1 AND effect = '?' AND n > $2 ORDER BY request_id, effect, n LIMIT $3)
 			    UNION ALL
-			    (SELECT s.n FROM backfill_control.staged s, backfill_control.request r
-			      WHERE s.request_id = $1 AND r.id = $1 AND s.n > greatest($2, r.classified) ORDER BY s.n LIMIT $3)
-			    ORDER BY n LIMIT $3)
-			` + plain + `JOIN wanted ON wanted.n = s.n WHERE s.request_id = $1 ORDER BY s.n`
+			    (SELECT n FROM backfill_control.staged, (SELECT greatest($2, classified) AS after FROM backfill_control.request WHERE id = $1 OFFSET 0) r
+			      WHERE request_id = $1 AND n > r.after AND n <= r.after + $3)
+			    ORDER BY n LIMIT $3)`
 	default:
 		// Through the index by effect, so that a rare effect is found without reading the
 		// others, and from the first chunks that have no other.
 		sql = `WITH chunk AS (SELECT coalesce(lag(upto) OVER (ORDER BY upto), 0) AS start, upto, uniform FROM backfill_control.judged WHERE request_id = $1),
 			near AS (SELECT greatest(start, $2) AS start, upto, sum(upto - greatest(start, $2)) OVER (ORDER BY upto) AS hits
 			           FROM chunk WHERE uniform = $4::"char" AND upto > $2),
-			wanted AS (
-			    (SELECT n FROM backfill_control.effect WHERE request_id = $1 AND effect = $4::"char" AND n > $2 ORDER BY n LIMIT $3)
+			wanted AS MATERIALIZED (
+			    (SELECT n FROM backfill_control.effect WHERE request_id = $1 AND effect = $4::"char" AND n > $2 ORDER BY request_id, effect, n LIMIT $3)
 			    UNION ALL
 			    (SELECT n FROM near, generate_series(start + 1, least(upto, start + $3)) n WHERE hits - (upto - start) < $3)
-			    ORDER BY n LIMIT $3)
-			` + plain + `JOIN wanted ON wanted.n = s.n WHERE s.request_id = $1 ORDER BY s.n`
+			    ORDER BY n LIMIT $3)`
 		args = append(args, effectCodes[effect])
 	}
-	rows, err := s.pool.Query(ctx, sql, args...)
+	rows, err := s.pool.Query(ctx, sql+show, args...)
 	if err != nil {
 		return nil, err
 	}

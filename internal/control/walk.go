@@ -201,17 +201,35 @@ var ErrPaused = errors.New("the request is paused")
 // Reviewable ends a walk: its last key was reached and nothing captured before its
 // last page is left in the outbox. From now on a decision may be made.
 func (s *Store) Reviewable(ctx context.Context, l *Lease) error {
-	return s.in(ctx, func(tx pgx.Tx) error {
+	var staged int64
+	err := s.in(ctx, func(tx pgx.Tx) error {
 		if err := s.fence(ctx, tx, l); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `
+		if err := tx.QueryRow(ctx, `
 			UPDATE backfill_control.request
 			   SET state = 'AWAITING_REVIEW', revision = revision + 1, walked_at = clock_timestamp(), lease_until = NULL, waiting = ''
-			 WHERE id = $1`, l.RequestID); err != nil {
+			 WHERE id = $1 RETURNING staged`, l.RequestID).Scan(&staged); err != nil {
 			return err
 		}
 		return notifyID(ctx, tx, "request", l.RequestID)
+	})
+	if err == nil && staged >= known {
+		s.learn(ctx)
+	}
+	return err
+}
+
+// known is how many staged rows of a request the planner should know of.
+const known = 10_000
+
+// learn tells the planner that a request has many staged rows, none of them superseded. It would else take it
+// for one, and look through all of them for each of its keys. It takes a few rows to
+// tell that; when it cannot be done now, autovacuum will do it.
+func (s *Store) learn(ctx context.Context) {
+	_ = s.in(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '2s'; SET LOCAL default_statistics_target = 10; ANALYZE backfill_control.staged (request_id, n, superseded_by)`)
+		return err
 	})
 }
 

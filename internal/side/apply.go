@@ -1136,13 +1136,16 @@ func (g *group) assignments() (columns, values, set []string) {
 		t, _ := g.target.Layout.Column(c.Name)
 		name := row.Ident(c.Name)
 		columns = append(columns, name)
-		values = append(values, t.Read(fmt.Sprintf(`(i."row")[%d]`, i+1)))
+		values = append(values, t.Read(subscript(i)))
 		if !t.AlwaysIdentity {
 			set = append(set, name+" = excluded."+name)
 		}
 	}
 	return columns, values, set
 }
+
+// subscript is the SQL of a value of a row in incoming.
+func subscript(column int) string { return fmt.Sprintf(`(i."row")[%d]`, column+1) }
 
 // deleteSQL deletes the rows whose keys are in incoming.
 func (b *batch) deleteSQL(g *group, where string) string {

@@ -211,12 +211,13 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 		"{table}", t.SQL, "{on}", t.Layout.KeyEquals("t", "k.key"),
 		"{livekey}", t.Layout.KeyText("t"), "{liverow}", t.Layout.RowText("t"),
 		"{create}", fmt.Sprint(rules.Create), "{update}", fmt.Sprint(rules.Update), "{delete}", fmt.Sprint(rules.Delete))
-	// A found row needs create or update on among its key's records; with everything
+	// In the order of their changes rows that lie together are read, and later written,
+	// together. A found row needs create or update on among its key's records; with everything
 	// on there is nothing to ask.
 	sql := s.Replace(`COPY (
 		WITH k AS MATERIALIZED (
 		    SELECT key COLLATE "C" AS key, bool_or(op = 'c') AS created, bool_or(op = 'u') AS updated
-		      FROM {outbox} WHERE tbl = {tbl} AND seq <= {cut} AND op NOT IN ('t', 'g') GROUP BY 1),
+		      FROM {outbox} WHERE tbl = {tbl} AND seq <= {cut} AND op NOT IN ('t', 'g') GROUP BY 1 ORDER BY min(seq)),
 		j AS MATERIALIZED (
 		    SELECT k.*, t.tableoid IS NOT NULL AS found, CASE WHEN t.tableoid IS NOT NULL THEN {livekey} END COLLATE "C" AS livekey,
 		           CASE WHEN t.tableoid IS NOT NULL THEN {liverow} END AS liverow,

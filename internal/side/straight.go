@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"backfill/internal/copypipe"
-	"backfill/internal/row"
 )
 
 // straight copies a batch of released rows into their table, where that may be all
@@ -35,13 +34,9 @@ func (b *batch) straight(ctx context.Context, part Part, rows int64) (done bool,
 	if problem, _, err := b.resolve(ctx, &g); err != nil || problem != "" {
 		return false, err
 	}
-	var columns []string
-	for _, c := range g.layout.Columns {
-		t, _ := g.target.Layout.Column(c.Name)
-		if t.Byte || t.Via != "" {
-			return false, nil // its text is not what the type's input function reads
-		}
-		columns = append(columns, row.Ident(c.Name))
+	columns, values, _ := g.assignments()
+	if !g.plain(values) {
+		return false, nil
 	}
 	var aside bool
 	if err := b.tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+b.db.schema+`.held WHERE table_id = $1)`, g.tableID).Scan(&aside); err != nil || aside {
@@ -71,6 +66,18 @@ func (b *batch) straight(ctx context.Context, part Part, rows int64) (done bool,
 		return false, nil
 	}
 	return false, err
+}
+
+// plain reports whether what is assigned to each column is the text of one value, as the
+// input function of the column's type reads it.
+func (g *group) plain(values []string) bool {
+	for i, c := range g.layout.Columns {
+		t, ok := g.target.Layout.Column(c.Name)
+		if !ok || t.Byte || t.Via != "" || i >= len(values) || values[i] != t.Read(subscript(i)) {
+			return false
+		}
+	}
+	return len(values) == len(g.layout.Columns)
 }
 
 // detours remembers of which tables a batch could not be copied straight: some of the
