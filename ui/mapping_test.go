@@ -2,6 +2,7 @@ package ui_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
@@ -75,4 +76,40 @@ func (w *world) table() *backfill.Table {
 	t, err := w.store.Table(w.t.Context(), "maple", "public.students")
 	require.NoError(w.t, err)
 	return t
+}
+
+func TestAReviewShowsWhatAMappingMakes(t *testing.T) {
+	w := newWorld(t)
+	id := w.request("public.students", backfill.AwaitingReview)
+	layout, err := w.store.PutLayout(t.Context(), &row.Layout{Columns: []row.Column{{Name: "nr", Type: "bigint"}, {Name: "last_name", Type: "text"}}, Key: []string{"nr"}})
+	require.NoError(t, err)
+	w.exec("site maple", `UPDATE backfill_control.request SET result_layout = $2 WHERE id = $1`, id, layout)
+	w.exec("site maple", `DELETE FROM backfill_control.effect WHERE request_id = $1 AND n <= 2`, id)
+	w.exec("site maple", `
+		INSERT INTO backfill_control.effect (request_id, n, effect, receiver, result, problem)
+		SELECT request_id, n, CASE n WHEN 1 THEN 'o' ELSE '?' END::"char", CASE n WHEN 1 THEN ARRAY[key[1], 'Old'] END, CASE n WHEN 1 THEN ARRAY[key[1], 'New'] END, CASE n WHEN 2 THEN 'division by zero' END
+		  FROM backfill_control.staged WHERE request_id = $1 AND n <= 2`, id)
+	b := w.open(adminToken, fmt.Sprintf("/backfills/%d", id))
+	b.until(`document.querySelector(".window .r .swatch")`)
+	b.click(`.window .r[aria-rowindex="2"]`)
+	b.until(`document.querySelector("#panel table tr.changed")?.innerText.includes("last_name")`)
+	require.Contains(t, b.text("#panel"), "Old")
+	require.Contains(t, b.text("#panel"), "New")
+	require.Contains(t, b.text("#panel"), "what the mapping makes")
+	require.Contains(t, b.text("#panel"), "Read on school")
+	require.Contains(t, b.text("#panel"), "enrolled_at", "the row that was read stands below")
+	b.click(`.window .r[aria-rowindex="3"]`)
+	b.until(`document.querySelector("#panel .verdict").innerText.includes("The mapping makes nothing of this row: division by zero.")`)
+}
+
+func TestOneStatementIsSuggestedWhereItWouldDo(t *testing.T) {
+	w := newWorld(t)
+	id := w.request("public.students", backfill.AwaitingReview)
+	w.exec("site maple", `UPDATE backfill_control.site SET one_database = true WHERE name = 'maple'`)
+	w.exec("site maple", `UPDATE backfill_control.table_config SET mapping = '{"target":"public.pupils"}', made = '{"key":["id"],"columns":[{"name":"id","type":"bigint","from":"id"}]}' WHERE site = 'maple' AND name = 'public.students'`)
+	b := w.open(adminToken, fmt.Sprintf("/backfills/%d", id))
+	b.until(`document.querySelector("#alternative summary")?.innerText.includes("One SQL statement would do the same in about 3 seconds")`)
+	b.click("#alternative summary")
+	require.Contains(t, b.text("#statement"), "INSERT INTO public.pupils (\"id\")")
+	require.Contains(t, b.text("#alternative"), "whoever writes public.students waits meanwhile")
 }
