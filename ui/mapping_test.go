@@ -50,6 +50,7 @@ func TestAMappingIsTriedAndSetInThePage(t *testing.T) {
 	b.until(`document.querySelector("#mapping-columns-wrong")?.innerText.includes('email: on central: column "mail" does not exist')`)
 	b.typed("#mapping-columns", "email = lower(email)")
 	b.typed("#mapping-drop", "legacy, other")
+	b.typed("#mapping-prove", "whole: name::text => first || last")
 	b.click("#mapping-try")
 	b.until(`document.querySelector("#mapping .tried")?.innerText.includes("email: a@b")`)
 	require.Contains(t, b.text("#mapping .tried"), "email: A@B")
@@ -58,12 +59,14 @@ func TestAMappingIsTriedAndSetInThePage(t *testing.T) {
 	b.tabTo("#mapping .primary")
 	b.keys(kb.Enter)
 	b.until(`!document.querySelector("#mapping").open && document.body.innerText.includes("by mapping 1")`)
-	require.Equal(t, &backfill.Mapping{Columns: map[string]string{"email": "lower(email)"}, Drop: []string{"legacy", "other"}}, w.table().Mapping)
+	require.Equal(t, &backfill.Mapping{Columns: map[string]string{"email": "lower(email)"}, Drop: []string{"legacy", "other"},
+		Prove: map[string]backfill.Claim{"whole": {Source: "name::text", Target: "first || last"}}}, w.table().Mapping)
 	require.Contains(t, b.text(`[id="1-school-detail"]`), "email = lower(email)")
 
 	// It is changed from what it is, and an empty one removes it.
 	b.click(`[id="1-school-mapping"]`)
-	b.until(`document.querySelector("#mapping-drop").value === "legacy, other"`)
+	b.until(`document.querySelector("#mapping-drop").value === "legacy, other" && document.querySelector("#mapping-prove").value === "whole: name::text => first || last"`)
+	b.typed("#mapping-prove", kb.Delete)
 	b.typed("#mapping-columns", kb.Delete)
 	b.typed("#mapping-drop", kb.Delete)
 	b.click("#mapping .primary")

@@ -50,7 +50,11 @@ func (r *tableRow) MappingValues() map[string]string {
 	for _, column := range slices.Sorted(maps.Keys(m.Columns)) {
 		lines = append(lines, column+" = "+m.Columns[column])
 	}
-	return map[string]string{"mapping.source": m.Source, "mapping.target": m.Target, "mapping.columns": strings.Join(lines, "\n"),
+	var claims []string
+	for _, name := range slices.Sorted(maps.Keys(m.Prove)) {
+		claims = append(claims, name+": "+m.Prove[name].Source+" => "+m.Prove[name].Target)
+	}
+	return map[string]string{"mapping.prove": strings.Join(claims, "\n"), "mapping.source": m.Source, "mapping.target": m.Target, "mapping.columns": strings.Join(lines, "\n"),
 		"mapping.drop": strings.Join(m.Drop, ", "), "mapping.key": strings.Join(m.Key, ", ")}
 }
 

@@ -305,6 +305,9 @@ func (s *session) showPanel(x panel) {
 		for _, column := range slices.Sorted(maps.Keys(m.Columns)) {
 			line("", column+" = "+m.Columns[column])
 		}
+		for _, name := range slices.Sorted(maps.Keys(m.Prove)) {
+			line("", "to be proven, "+name+": "+m.Prove[name].Source+" => "+m.Prove[name].Target)
+		}
 	}
 	line("rows", fmt.Sprintf("%s on %s, %s on %s, counted %s", x.rows(x.SourceRows), x.From, x.rows(x.ReceiverRows), x.To, ago(x.CountedAt)))
 	line("waiting", thousands(x.Lag.Waiting)+" changes")

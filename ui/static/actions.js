@@ -9,7 +9,8 @@
 //                 elements, and data-action becomes the form's address
 //   data-values   what the dialog's fields begin with, as JSON; those that are
 //                 data-fixed and have a value stay as they are
-//   data-shape    what is typed is a list (by commas), or pairs (a line each: name = value)
+//   data-shape    what is typed is a list (by commas), pairs (a line each: name = value), or
+//                 claims (a line each: name: source => target)
 //   data-try      a button of a form that asks for what its opener's data-try names to be
 //                 tried, and shows it in the form's data-tried
 //   data-unit     what a field counts in, in units of what is sent: 3600 for hours
@@ -141,6 +142,11 @@ function shaped(field) {
   switch (field.dataset.shape) {
     case "list":
       return parts(",");
+    case "claims":
+      return Object.fromEntries(parts("\n").map((line) => {
+        const [, name, source, target] = line.match(/^([^:]*):(.*?)=>(.*)$/) ?? ["", line, "", ""];
+        return [name.trim(), { source: source.trim(), target: target.trim() }];
+      }));
     case "pairs":
       return Object.fromEntries(parts("\n").map((line) => {
         const at = line.indexOf("=");
