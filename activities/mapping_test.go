@@ -309,6 +309,23 @@ func TestAMistakeInAMappingIsFoundByAClaim(t *testing.T) {
 	require.Contains(t, backfill.Unfit(w.try("public.users", m).Fields).Error(), "mapping.prove.bad: target: on central it is not immutable")
 }
 
+// A column that is left out stays as it is on the receiver, and is not compared.
+func TestColumnsThatAreLeftOut(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPair(t, `CREATE TABLE orders (id int PRIMARY KEY, note text, touched timestamptz)`), small(10))
+	w.remap("public.orders", backfill.Mapping{Drop: []string{"touched"}})
+	w.onSource(`INSERT INTO orders VALUES (1, 'a', '2020-01-01'), (2, 'b', '2020-01-01')`)
+	w.drain()
+	require.Equal(t, []string{"(1,a,)", "(2,b,)"}, testkit.Rows(t, w.R, "orders"))
+	w.onReceiver(`UPDATE orders SET touched = '2024-05-05 00:00:00+00'`)
+	w.onSource(`UPDATE orders SET note = 'c', touched = '2021-01-01' WHERE id = 1`)
+	w.drain()
+	require.Equal(t, 2, testkit.Value[int](t, w.R, `SELECT count(*) FROM orders WHERE touched = '2024-05-05 00:00:00+00'`))
+	require.Equal(t, "EQUAL", w.reconcile("public.orders").Verdict)
+	w.onReceiver(`ALTER TABLE orders ALTER touched SET NOT NULL`)
+	require.Contains(t, backfill.Unfit(w.try("public.orders", backfill.Mapping{Drop: []string{"touched"}}).Fields).Error(), "mapping.columns.touched: nothing makes it")
+}
+
 // Another mapping ends what was read and proven under the one before, and offers a backfill.
 func TestAnotherMappingClosesNothingSilently(t *testing.T) {
 	w := peopleWorld(t, 30)

@@ -99,6 +99,9 @@ func (s *Service) tried(ctx context.Context, id int64) (*control.MappingTrial, e
 // made checks the mapping of a change against both sides, unless it is empty, and notes
 // in the change what the agents have made of it.
 func (s *Service) made(ctx context.Context, site, table string, c *control.TableChange) error {
+	if err := s.excluding(ctx, site, table, c); err != nil {
+		return err
+	}
 	if c.Mapping == nil || c.Mapping.Empty() {
 		return nil
 	}
@@ -122,6 +125,22 @@ func (s *Service) made(ctx context.Context, site, table string, c *control.Table
 	}
 	c.Made = tried.Made
 	return c.Mapping.Check() // brings its names into the one spelling
+}
+
+// excluding makes the mapping of a change that leaves columns out.
+func (s *Service) excluding(ctx context.Context, site, table string, c *control.TableChange) error {
+	if c.Excluded == nil {
+		return nil
+	}
+	t, err := s.Store.Table(ctx, site, table)
+	if err != nil && backfill.CodeOf(err) != backfill.NotFound {
+		return err
+	}
+	if c.Mapping != nil || err == nil && t.Mapping != nil && !t.Mapping.Excludes() {
+		return fieldError(backfill.Invalid, "excluded", "the table has a mapping: list the columns there, under drop")
+	}
+	c.Mapping = &backfill.Mapping{Drop: *c.Excluded}
+	return nil
 }
 
 type mappingJSON struct {

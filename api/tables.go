@@ -114,6 +114,7 @@ type tableJSON struct {
 	CapturedFrom   []string       `json:"captured_from"`
 	Conflict       *string        `json:"conflict"` // null unless captured from both
 	ApplyOrder     int            `json:"apply_order"`
+	Excluded       []string       `json:"excluded"`
 	Mapping        *mappingJSON   `json:"mapping"` // null where both sides have the same columns
 	UpdatedAt      time.Time      `json:"updated_at"`
 }
@@ -121,7 +122,7 @@ type tableJSON struct {
 func showTable(t *backfill.Table) tableJSON {
 	ops := operationsJSON{t.Create, t.Update, t.Delete}
 	return tableJSON{Site: t.Site, Table: t.Name, Active: t.Active, Operations: ops, operationsJSON: ops,
-		CapturedFrom: orEmpty(t.CapturedFrom), Conflict: orNull(t.Conflicts()), ApplyOrder: t.ApplyOrder, Mapping: showMapping(t), UpdatedAt: t.UpdatedAt}
+		CapturedFrom: orEmpty(t.CapturedFrom), Conflict: orNull(t.Conflicts()), ApplyOrder: t.ApplyOrder, Excluded: orEmpty(t.Excluded), Mapping: showMapping(t), UpdatedAt: t.UpdatedAt}
 }
 
 // panelJSON is one row of the monitoring panel: a table in one direction.

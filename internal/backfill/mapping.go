@@ -111,6 +111,11 @@ func Remapped(version int) string {
 	return fmt.Sprintf("the mapping of the table was changed to version %d: request another backfill, of which the rows are made by that", version)
 }
 
+// Excludes reports whether a mapping says no more than that columns are left out.
+func (m *Mapping) Excludes() bool {
+	return m.Source == "" && m.Target == "" && len(m.Key) == 0 && len(m.Columns) == 0 && len(m.Prove) == 0
+}
+
 // Empty reports whether a mapping says nothing: both sides have the same columns then.
 func (m *Mapping) Empty() bool {
 	return m.Source == "" && m.Target == "" && len(m.Key) == 0 && len(m.Columns) == 0 && len(m.Drop) == 0 && len(m.Prove) == 0

@@ -371,6 +371,7 @@ type TableSet struct {
 	Update     *bool    `negatable:"" help:"Whether rows that have changed are sent."`
 	Delete     *bool    `negatable:"" help:"Whether deletions are sent."`
 	Conflict   *string  `placeholder:"POLICY" help:"With both sides in --from: the side whose change wins when both have changed a row, or quarantine."`
+	Exclude    []string `placeholder:"COLUMN" help:"Columns that are neither sent nor compared, and stay as they are on the receiver; all of them each time, none for '\"\"'."`
 	ApplyOrder *int     `placeholder:"N" help:"Tables with a lower number are applied first: parents before children."`
 }
 
@@ -387,11 +388,20 @@ func (c *TableSet) Run(ctx context.Context, s *session) error {
 		CapturedFrom []string `json:"captured_from,omitempty"`
 		Conflict     *string  `json:"conflict,omitempty"`
 		ApplyOrder   *int     `json:"apply_order,omitempty"`
-	}{c.Active, c.Create, c.Update, c.Delete, c.From, c.Conflict, c.ApplyOrder})
+		Excluded     []string `json:"excluded,omitzero"`
+	}{c.Active, c.Create, c.Update, c.Delete, c.From, c.Conflict, c.ApplyOrder, excluded(c.Exclude)})
 	if err != nil {
 		return err
 	}
 	return answer(s, raw, func(t tableConfig) { s.out.printf("table %s: %s\n", t.Table, t.describe()) })
+}
+
+// excluded is nil when nothing was said, and empty for none.
+func excluded(given []string) []string {
+	if given == nil {
+		return nil
+	}
+	return slices.DeleteFunc(given, func(name string) bool { return name == "" })
 }
 
 // TableRemove takes a table out of a site.

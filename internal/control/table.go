@@ -16,14 +16,16 @@ import (
 // TableChange is what a configuration changes; nil fields stay as they are, or
 // take their default when the table is new.
 type TableChange struct {
-	Active       *bool     `json:"active"`
-	Create       *bool     `json:"create"`
-	Update       *bool     `json:"update"`
-	Delete       *bool     `json:"delete"`
-	CapturedFrom []string  `json:"captured_from"`
-	Conflict     *string   `json:"conflict"` // the side that wins, or quarantine, for a table captured on both
-	ApplyOrder   *int      `json:"apply_order"`
-	Excluded     *[]string `json:"excluded"`
+	Active       *bool    `json:"active"`
+	Create       *bool    `json:"create"`
+	Update       *bool    `json:"update"`
+	Delete       *bool    `json:"delete"`
+	CapturedFrom []string `json:"captured_from"`
+	Conflict     *string  `json:"conflict"` // the side that wins, or quarantine, for a table captured on both
+	ApplyOrder   *int     `json:"apply_order"`
+	// Excluded columns are neither sent nor compared: a mapping leaves them out, which is
+	// given too.
+	Excluded *[]string `json:"excluded"`
 	// Mapping makes the receiver's rows where its table has another shape; an empty one
 	// removes it. Made is what the agents have made of it, see MappingTrial.
 	Mapping *backfill.Mapping `json:"mapping"`
@@ -54,8 +56,8 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 	if w := c.Conflict; w != nil && *w != backfill.Quarantine && !slices.ContainsFunc(st.Sides, func(x Side) bool { return x.Name == *w }) {
 		return nil, invalidConflict("name the side whose change wins, %s or %s, or %s", st.Sides[0].Name, st.Sides[1].Name, backfill.Quarantine)
 	}
-	if c.Excluded != nil && len(*c.Excluded) > 0 {
-		return nil, backfill.Errorf(backfill.Refused, "excluded columns are not supported by this version")
+	if c.Mapping != nil && c.Excluded == nil {
+		c.Excluded = &[]string{}
 	}
 	err = s.in(ctx, func(tx pgx.Tx) error {
 		if c.CapturedFrom != nil || c.Conflict != nil || c.Mapping != nil {
@@ -74,13 +76,13 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 			return backfill.Errorf(backfill.Invalid, "captured_from: name the side whose changes of %s are sent", parsed)
 		}
 		if _, err := tx.Exec(ctx, `
-			INSERT INTO backfill_control.table_config AS t (site, name, active, op_create, op_update, op_delete, captured_from, apply_order)
-			VALUES ($1, $2, coalesce($3, true), coalesce($4, true), coalesce($5, true), coalesce($6, true), coalesce($7::text[], '{}'), coalesce($8, 0))
+			INSERT INTO backfill_control.table_config AS t (site, name, active, op_create, op_update, op_delete, captured_from, apply_order, excluded)
+			VALUES ($1, $2, coalesce($3, true), coalesce($4, true), coalesce($5, true), coalesce($6, true), coalesce($7::text[], '{}'), coalesce($8, 0), coalesce($9::text[], '{}'))
 			ON CONFLICT (site, name) WHERE removed_at IS NULL DO UPDATE SET
 			    active = coalesce($3, t.active), op_create = coalesce($4, t.op_create), op_update = coalesce($5, t.op_update),
 			    op_delete = coalesce($6, t.op_delete), captured_from = coalesce($7, t.captured_from),
-			    apply_order = coalesce($8, t.apply_order), updated_at = clock_timestamp()`,
-			site, parsed.String(), c.Active, c.Create, c.Update, c.Delete, c.CapturedFrom, c.ApplyOrder); err != nil {
+			    apply_order = coalesce($8, t.apply_order), excluded = coalesce($9, t.excluded), updated_at = clock_timestamp()`,
+			site, parsed.String(), c.Active, c.Create, c.Update, c.Delete, c.CapturedFrom, c.ApplyOrder, c.Excluded); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, `

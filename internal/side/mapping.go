@@ -181,7 +181,7 @@ func (t *trial) try(ctx context.Context, tx pgx.Tx, target, side string) error {
 		t.refuse("target", "side %s: %s", side, d.Problem)
 		return nil
 	}
-	defaults, err := defaulted(ctx, tx, d.OID)
+	defaults, empty, err := defaulted(ctx, tx, d.OID)
 	if err != nil {
 		return err
 	}
@@ -207,15 +207,15 @@ func (t *trial) try(ctx context.Context, tx pgx.Tx, target, side string) error {
 		made := row.Mapped{Column: column}
 		switch same, ok := t.source.Column(column.Name); {
 		case listed && strings.EqualFold(expr, backfill.UseDefault):
-			if !defaults[column.Name] {
-				t.refuse("columns."+column.Name, "%s has no default for it", d.Name)
+			if !defaults[column.Name] && !empty[column.Name] {
+				t.refuse("columns."+column.Name, "%s has no default for it, and it is NOT NULL", d.Name)
 			}
 			continue
 		case listed:
 			made.From = t.bare(expr)
 		case ok && !slices.Contains(m.Drop, same.Name):
 			made.From = same.Name
-		case !defaults[column.Name]:
+		case !defaults[column.Name] && !(ok && empty[column.Name]): // one that is dropped may stay as it is there
 			t.refuse("columns."+column.Name, "nothing makes it, and %s has no default for it: give an expression, or null", d.Name)
 			continue
 		default:
@@ -327,19 +327,24 @@ func (t *trial) claims(ctx context.Context, tx pgx.Tx, target *row.Layout, side 
 	return nil
 }
 
-// defaulted tells which columns of a table have a value when none is given: a default,
-// an identity, or one that a domain brings.
-func defaulted(ctx context.Context, tx pgx.Tx, oid uint32) (map[string]bool, error) {
+// defaulted tells which columns of a table have a value when none is given (a default,
+// an identity, or one that a domain brings), and which may be empty.
+func defaulted(ctx context.Context, tx pgx.Tx, oid uint32) (defaults, empty map[string]bool, err error) {
 	rows, err := tx.Query(ctx, `
-		SELECT a.attname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-		 WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)`, oid)
+		SELECT a.attname::text, a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, NOT a.attnotnull AND NOT t.typnotnull
+		  FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+		 WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped`, oid)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	out := map[string]bool{}
+	defaults, empty = map[string]bool{}, map[string]bool{}
 	var name string
-	_, err = pgx.ForEachRow(rows, []any{&name}, func() error { out[name] = true; return nil })
-	return out, err
+	var has, may bool
+	_, err = pgx.ForEachRow(rows, []any{&name, &has, &may}, func() error {
+		defaults[name], empty[name] = has, may
+		return nil
+	})
+	return defaults, empty, err
 }
 
 // checker checks expressions over the rows of a source.
