@@ -56,7 +56,7 @@ func TestGuarantee2_RelatedRows(t *testing.T) {
 		w.Equal(relatedTables...)
 	}
 	w.onReceiver(`UPDATE owners SET best_pet = NULL, boss = NULL; DELETE FROM tags; DELETE FROM pets WHERE id % 2 = 0; DELETE FROM owners WHERE id % 3 = 0;
-		UPDATE places SET late = -late, place = -place; DELETE FROM rooms WHERE id % 2 = 0; UPDATE rooms SET room = 9 - id; DELETE FROM serials WHERE id < 5; UPDATE serials SET v = 'other'; DELETE FROM loud`)
+		UPDATE places SET late = -late, place = -place; DELETE FROM rooms WHERE id % 2 = 0; UPDATE rooms SET room = -id; UPDATE rooms SET room = 9 - id; DELETE FROM serials WHERE id < 5; UPDATE serials SET v = 'other'; DELETE FROM loud`)
 	for _, name := range names {
 		id := w.Request(name).ID
 		w.walk(id)

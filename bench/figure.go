@@ -149,7 +149,7 @@ func (b *bench) latencies(ctx context.Context, id *int64, meanwhile func(context
 // trigger measures what capture adds to a statement that writes many rows, and to a transaction that writes one. The large
 // ones are rolled back, so that their rows burden nobody.
 func (b *bench) trigger(ctx context.Context) error {
-	const n = 300_000
+	n := min(300_000, b.rows)
 	plain, captured := orders, orders
 	plain.name, captured.name = "plain", "captured"
 	for _, w := range []workload{plain, captured} {
@@ -181,7 +181,7 @@ func (b *bench) trigger(ctx context.Context) error {
 	for _, what := range []string{"insert", "update", "delete"} {
 		with, without := median(took[what+captured.name]), median(took[what+plain.name])
 		b.report.figure(section, fmt.Sprintf("%s of %d rows in one statement, for each row", what, n),
-			fmt.Sprintf("%.2f µs (%.2f → %.2f s, ×%.2f)", (with-without).Seconds()*1e6/n, without.Seconds(), with.Seconds(), with.Seconds()/without.Seconds()))
+			fmt.Sprintf("%.2f µs (%.2f → %.2f s, ×%.2f)", (with-without).Seconds()*1e6/float64(n), without.Seconds(), with.Seconds(), with.Seconds()/without.Seconds()))
 	}
 	single := map[string][]time.Duration{}
 	for i := range 2000 {
