@@ -299,6 +299,9 @@ func (a *Agent) turns(ctx context.Context, rung <-chan struct{}, pause func() ti
 // beat heartbeats by time until stopped, so that one slow statement does not look
 // like a dead agent. details may carry counts and keys of progress.
 func beat(ctx context.Context, details func() any) (stop func()) {
+	if !activity.IsActivity(ctx) {
+		return func() {} // nobody listens
+	}
 	// Only the pauses are cut short: a heartbeat on its way is let through.
 	pauses, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})

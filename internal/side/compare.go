@@ -34,13 +34,18 @@ type Reading struct {
 	Reads    int64  // the number of the read
 }
 
-// digest turns encoded rows (a text[]) into hexadecimal SHA-256. array_send is self-delimiting and
-// tells NULL from the empty text.
-func digest(rows string) string { return "encode(sha256(array_send(" + rows + ")), 'hex')" }
+// digest turns encoded rows (a text[]) into the first 128 bits of their SHA-256. array_send
+// is self-delimiting and tells NULL from the empty text.
+func digest(rows string) string {
+	return "('x' || encode(substr(sha256(array_send(" + rows + ")), 1, 16), 'hex'))::bit(128)"
+}
 
-// sums adds up the two first words of the digests h of a query's rows. Word for word
-// a sum keeps what XOR would cancel; two words together are 128 bits.
-const sums = `count(*), coalesce(sum(('x' || substr(h, 1, 16))::bit(64)::bigint), 0)::text, coalesce(sum(('x' || substr(h, 17, 16))::bit(64)::bigint), 0)::text`
+// undigested stands for the digest of rows that are only counted.
+const undigested = "NULL::bit(128)"
+
+// sums adds up the two words of the digests h of a query's rows. Word for word a sum
+// keeps what XOR would cancel.
+const sums = `count(*), coalesce(sum(h::bit(64)::bigint), 0)::text, coalesce(sum((h << 64)::bit(64)::bigint), 0)::text`
 
 // bucket is the SQL of the bucket of row t: by the text of its key, so that it is the
 // same on both sides whatever order their collations have.
@@ -98,7 +103,7 @@ func (db *DB) reading(ctx context.Context, tx pgx.Tx, tableID int32) (r Reading,
 // end is true.
 func (db *DB) CutLeaves(ctx context.Context, c Compared, after backfill.Key, first int64, size, limit int, hashed bool) (leaves []proof.Leaf, r Reading, end bool, err error) {
 	r, err = db.compare(ctx, c, func(tx pgx.Tx, t *Table) error {
-		h := "NULL::text"
+		h := undigested
 		if hashed {
 			h = digest(c.Rows)
 		}
@@ -164,7 +169,7 @@ func (db *DB) HashLeaves(ctx context.Context, c Compared, leaves []proof.Leaf, h
 				}
 				continue
 			}
-			if err := hashLeaf(ctx, tx, t, "NULL::text", l); err != nil {
+			if err := hashLeaf(ctx, tx, t, undigested, l); err != nil {
 				return err
 			}
 			l.Sums = [2]string{}
