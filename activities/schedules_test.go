@@ -244,6 +244,8 @@ func (a *agency) walked() {
 func (a *agency) released(table string) {
 	a.Helper()
 	if id := a.staged[table]; id != 0 {
+		r := a.Now(id)
+		require.Equal(a, backfill.AwaitingReview, r.State, "%s", r.Reason)
 		a.Approve(id)
 		a.release(id, 1+a.rng.IntN(4))
 		delete(a.staged, table)

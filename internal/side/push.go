@@ -135,38 +135,32 @@ func tryLock(ctx context.Context, tx pgx.Tx, name string) error {
 // right after it: alone they would look like truncates of partitions only.
 func (o *Outbox) records(ctx context.Context, limit int) error {
 	var names []string
-	more := 1
+	more, partitions := 1, map[string]int{}
 	for _, t := range o.Tables {
 		names = append(names, t.Name.String())
+		partitions[t.Name.String()] = len(t.Partitions)
 		more += len(t.Relations())
 	}
-	rows, err := o.tx.Query(ctx, `SELECT seq, tbl, op::text, CASE op WHEN 'g' THEN coalesce(key[1], '0') ELSE '0' END::bigint FROM `+o.db.schema+`.outbox WHERE tbl = ANY ($1) ORDER BY seq LIMIT $2`, names, limit+more)
-	if err != nil {
-		return err
-	}
-	type record struct {
-		Seq  int64
-		Name string
-		Op   string
-		XID  uint64
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[record])
-	if err != nil {
-		return err
-	}
-	take := min(limit, len(all))
-	truncating := map[string]bool{} // the table's previous record was a truncate of the root, or of a partition with it
-	for i, r := range all {
-		if truncating[r.Name] = r.Op == "t" || r.Op == "g" && truncating[r.Name]; truncating[r.Name] && r.Op == "g" {
-			take = max(take, i+1)
+	var all []record
+	var take int
+	// Those of other tables can stand in between; that is not looked for without end.
+	for torn := true; torn && more < 100_000; more *= 2 {
+		rows, err := o.tx.Query(ctx, `SELECT seq, tbl, op::text, CASE op WHEN 'g' THEN coalesce(key[1], '0') ELSE '0' END::bigint FROM `+o.db.schema+`.outbox WHERE tbl = ANY ($1) ORDER BY seq LIMIT $2`, names, limit+more)
+		if err != nil {
+			return err
 		}
+		if all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[record]); err != nil {
+			return err
+		}
+		take, torn = whole(all, limit, partitions)
+		torn = torn && len(all) == limit+more
 	}
+	truncating := map[string]bool{} // the table's previous record was a truncate of the root, or of a partition with it
 	if take < len(all) {
 		for _, n := range names {
 			o.Unread[n] = ""
 		}
 	}
-	clear(truncating)
 	for _, r := range all[:take] {
 		o.Seqs, o.cut = append(o.Seqs, r.Seq), r.Seq
 		t := &o.Tables[slices.Index(names, r.Name)]
@@ -184,6 +178,36 @@ func (o *Outbox) records(ctx context.Context, limit int) error {
 		truncating[r.Name] = r.Op == "t" || r.Op == "g" && truncating[r.Name]
 	}
 	return nil
+}
+
+// record is one record of the outbox.
+type record struct {
+	Seq  int64
+	Name string
+	Op   string
+	XID  uint64
+}
+
+// whole returns how many of some records to take: limit, and what belongs to a truncate of
+// a root among them: one of each partition. torn says that more of that may follow the last.
+func whole(all []record, limit int, partitions map[string]int) (take int, torn bool) {
+	take = min(limit, len(all))
+	left := map[string]int{} // to come of a truncate that is taken, by table
+	for i, r := range all {
+		switch {
+		case r.Op == "t" && i < take:
+			left[r.Name] = partitions[r.Name]
+		case r.Op == "g" && left[r.Name] > 0:
+			left[r.Name]--
+			take = max(take, i+1)
+		default:
+			left[r.Name] = 0
+		}
+	}
+	for _, n := range left {
+		torn = torn || n > 0
+	}
+	return take, torn
 }
 
 // Rules say what of a table's changes is sent, and whether with stamps, for a table

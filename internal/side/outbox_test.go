@@ -1,0 +1,43 @@
+package side
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A push takes a truncate of a root with those of its partitions, or none of them: taken
+// apart, the rest would look like truncates of partitions alone.
+func TestATruncateIsNotTorn(t *testing.T) {
+	partitions := map[string]int{"p": 3}
+	for _, c := range []struct {
+		records string // of table p, in lower case, and of q
+		limit   int
+		take    int
+		torn    bool
+	}{
+		{"uuu", 2, 2, false},
+		{"tgggu", 1, 4, false},
+		{"utgggu", 1, 1, false},
+		{"utgggu", 2, 5, false},
+		{"utg", 2, 3, true},
+		{"uutg", 2, 2, false}, // not taken, so its partitions' are not either
+		{"tgQgQgu", 1, 6, false},
+		{"tgQQ", 1, 2, true},
+		{"Tuuu", 1, 1, false},
+		{"tgggg", 1, 4, false}, // the last is of a partition alone
+		{"gu", 1, 1, false},
+	} {
+		var all []record
+		for i, op := range c.records {
+			r := record{Seq: int64(i), Name: "p", Op: string(op)}
+			if op < 'a' {
+				r.Name, r.Op = "q", string(op+'a'-'A')
+			}
+			all = append(all, r)
+		}
+		take, torn := whole(all, c.limit, partitions)
+		require.Equal(t, c.take, take, "%s, %d", c.records, c.limit)
+		require.Equal(t, c.torn, torn, "%s, %d", c.records, c.limit)
+	}
+}
