@@ -39,7 +39,7 @@ var may = map[string][]string{
 // only says who may import a module at all.
 var only = map[string][]string{
 	"github.com/labstack/echo/v4":         {"api", "ui", "internal/dev", "internal/serve"},
-	"github.com/jackc/pgx/v5":             {"internal/control", "internal/side", "internal/row", "internal/connect", "internal/local", "internal/dev", "internal/testkit", "internal/metrics", "api"},
+	"github.com/jackc/pgx/v5":             {"internal/control", "internal/side", "internal/row", "internal/connect", "internal/local", "internal/dev", "internal/testkit", "internal/metrics", "api", "docs/guides"},
 	"github.com/pressly/goose/v3":         {"internal/control"},
 	"github.com/getkin/kin-openapi":       {"api"},
 	"github.com/prometheus/client_golang": {"api", "internal/metrics", "internal/serve", "internal/dev"},
