@@ -395,16 +395,43 @@ func (f *tokenFlags) withStore(ctx context.Context, fn func(*control.Store) erro
 type tokenCreateCmd struct {
 	tokenFlags
 	Name string `arg:"" help:"Whose it is; it stands in every record of what is done with it."`
-	Role string `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: viewer, requester, reviewer or admin; each includes the ones before it."`
+	rightsFlags
+	Expires time.Duration `placeholder:"DURATION" help:"How long it is valid, such as 720h. Default: until it is revoked."`
+}
+
+// rightsFlags say what an account may do, and where.
+type rightsFlags struct {
+	Role string   `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: viewer, requester, reviewer or admin; each includes the ones before it."`
+	Site []string `sep:"none" placeholder:"SITE" help:"Where it may do that, as SITE, or as SITE=ROLE where the role is another; may be repeated. Default: on every site."`
+}
+
+func (f *rightsFlags) rights() (control.Rights, error) {
+	return control.ParseRights(control.Role(f.Role), f.Site)
+}
+
+// Validate is kong's hook for what a single flag cannot say.
+func (c *tokenCreateCmd) Validate() error {
+	if c.Expires < 0 {
+		return errors.New("--expires must be positive")
+	}
+	return nil
 }
 
 func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error {
 	return c.withStore(ctx, func(s *control.Store) error {
-		secret := control.NewSecret()
-		if err := s.PutToken(ctx, serve.Name(), c.Name, control.Role(c.Role), secret); err != nil {
+		rights, err := c.rights()
+		if err != nil {
 			return err
 		}
-		_, err := fmt.Fprintln(out, secret)
+		t, secret := control.Token{Name: c.Name, Rights: rights}, control.NewSecret()
+		if c.Expires != 0 {
+			until := time.Now().Add(c.Expires)
+			t.ExpiresAt = &until
+		}
+		if err := s.CreateToken(ctx, serve.Name(), t, secret); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(out, secret)
 		return err
 	})
 }

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"crypto/sha256"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -22,15 +23,15 @@ const SessionCookie = "backfill_session"
 // Auth tells whose token a request carries. Lookups are remembered for a moment,
 // so that a revoked token stays valid no longer than that.
 type Auth struct {
-	lookup func(ctx context.Context, secret string) (name string, role control.Role, err error)
+	lookup func(ctx context.Context, secret string) (control.Identity, error)
 
 	mu    sync.Mutex
 	known map[[sha256.Size]byte]remembered // by hash: secrets are not kept
 }
 
 type remembered struct {
-	account Account
-	until   time.Time
+	identity control.Identity
+	until    time.Time
 }
 
 const (
@@ -39,31 +40,31 @@ const (
 )
 
 // NewAuth looks accounts up with a function such as control.Store.Account.
-func NewAuth(lookup func(ctx context.Context, secret string) (string, control.Role, error)) *Auth {
+func NewAuth(lookup func(ctx context.Context, secret string) (control.Identity, error)) *Auth {
 	return &Auth{lookup: lookup, known: map[[sha256.Size]byte]remembered{}}
 }
 
 // Account returns whose token a secret is, or Unauthorized.
-func (a *Auth) Account(ctx context.Context, secret string) (Account, error) {
+func (a *Auth) Account(ctx context.Context, secret string) (control.Identity, error) {
 	hash := sha256.Sum256([]byte(secret))
 	a.mu.Lock()
 	r, ok := a.known[hash]
 	a.mu.Unlock()
 	if ok && time.Now().Before(r.until) {
-		return r.account, nil
+		return r.identity, nil
 	}
-	name, role, err := a.lookup(ctx, secret)
+	i, err := a.lookup(ctx, secret)
 	if err != nil {
-		return Account{}, err
+		return i, err
 	}
-	r = remembered{Account{name, role}, time.Now().Add(rememberFor)}
+	r = remembered{i, time.Now().Add(rememberFor)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.known) >= rememberMax {
 		clear(a.known)
 	}
 	a.known[hash] = r
-	return r.account, nil
+	return i, nil
 }
 
 // Authenticate returns the account of a request's bearer token or session cookie,
@@ -77,7 +78,17 @@ func (a *Auth) Authenticate(r *http.Request) (Account, error) {
 	if cookie && r.Method != http.MethodGet && r.Method != http.MethodHead && !sameOrigin(r) {
 		return Account{}, backfill.Errorf(backfill.Forbidden, "a change by session cookie must come from this site's own pages: use a bearer token elsewhere")
 	}
-	return a.Account(r.Context(), secret)
+	i, err := a.Account(r.Context(), secret)
+	return Account{i, addressOf(r)}, err
+}
+
+// addressOf is the client's address without its port.
+func addressOf(r *http.Request) string {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return r.RemoteAddr
+	}
+	return host
 }
 
 // secretOf is the token of a request; a header wins over a cookie.
@@ -115,8 +126,37 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 			return err
 		}
 		c.Set(accountKey, account)
+		r := c.Request()
+		c.SetRequest(r.WithContext(account.WithOrigin(r.Context())))
 		return next(c)
 	}
+}
+
+// WithOrigin is a context in which the audit says by what way and from where the
+// account came.
+func (a Account) WithOrigin(ctx context.Context) context.Context {
+	return control.WithOrigin(ctx, control.Origin{Via: a.Via, Address: a.Address})
+}
+
+// place holds an account to the sites it has a role on.
+func (s *Server) place(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		account, err := s.service.Place(c.Request().Context(), accountOf(c), c.Path(), c.Param)
+		if err != nil {
+			return err
+		}
+		c.Set(accountKey, account)
+		return next(c)
+	}
+}
+
+// siteFilter is the site that a list is asked for, which must be one of the account's.
+func siteFilter(c echo.Context) (site string, only []string, err error) {
+	a, site := accountOf(c), c.QueryParam("site")
+	if site != "" {
+		_, err = a.On(site)
+	}
+	return site, a.Only(), err
 }
 
 func accountOf(c echo.Context) Account {

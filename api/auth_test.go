@@ -112,16 +112,17 @@ func TestAccountsAreRememberedForAMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		var err error
-		a := NewAuth(func(context.Context, string) (string, control.Role, error) {
+		ana := control.Identity{Name: "ana", Rights: control.Rights{Role: control.Viewer}, Via: control.ViaToken}
+		a := NewAuth(func(context.Context, string) (control.Identity, error) {
 			calls++
-			return "ana", control.Viewer, err
+			return ana, err
 		})
 		r, _ := http.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", "Bearer token")
 		for range 3 {
 			account, err := a.Authenticate(r)
 			require.NoError(t, err)
-			require.Equal(t, Account{"ana", control.Viewer}, account)
+			require.Equal(t, ana, account.Identity)
 		}
 		require.Equal(t, 1, calls)
 		err = backfill.Errorf(backfill.Unauthorized, "revoked")

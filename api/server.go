@@ -160,7 +160,7 @@ func (s *Server) routes() []route {
 
 func (s *Server) mount(metrics http.Handler) {
 	for _, r := range s.routes() {
-		chain := []echo.MiddlewareFunc{s.authenticate, s.validate(r.method, prefix+r.path)}
+		chain := []echo.MiddlewareFunc{s.authenticate, s.validate(r.method, prefix+r.path), s.place}
 		if r.method == http.MethodPost {
 			chain = append(chain, s.once)
 		}

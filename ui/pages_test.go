@@ -50,6 +50,31 @@ func TestPagesNeedASession(t *testing.T) {
 	}
 }
 
+func TestPagesOfAnotherSite(t *testing.T) {
+	w := newWorld(t)
+	const birchToken = "token-of-birch-0123456789"
+	require.NoError(t, w.store.CreateToken(t.Context(), "ada", control.Token{Name: "bert", Rights: control.Rights{Sites: map[string]control.Role{"birch": control.Admin}}}, birchToken))
+	for _, path := range append(w.everyPage(), "/sites/maple/proof", "/sites/maple/cutover?table=public.students&from=school") {
+		for _, header := range [][]string{nil, {"Backfill-Fragment", "1"}} {
+			// First somebody who may, so that what is kept of that page is not handed on.
+			_, body := w.get(path, adminToken, header...)
+			if path != "/backfills/99999" {
+				require.Regexp(t, "maple|birch", body, path)
+			}
+			own := strings.Contains(body, "/sites/birch")
+			res, body := w.get(path, birchToken, header...)
+			if own {
+				require.Equal(t, http.StatusOK, res.StatusCode, path)
+				require.Contains(t, body, "birch", path)
+			} else {
+				require.Equal(t, http.StatusNotFound, res.StatusCode, path)
+			}
+			require.NotContains(t, body, "/sites/maple", path)
+			require.NotContains(t, body, "students", path)
+		}
+	}
+}
+
 func TestSigningIn(t *testing.T) {
 	w := newWorld(t)
 	post := func(form url.Values, header ...string) (*http.Response, string) {

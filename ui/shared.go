@@ -54,7 +54,7 @@ func (s *shared) part(key string) *sharedPart {
 // asked for the same with the same role, or of a personal page under the same name,
 // when that is still true.
 func (p *pages) fragment(c echo.Context, a api.Account, h handler) error {
-	key := string(a.Role) + " " + c.Request().URL.RequestURI()
+	key := string(a.Role) + " " + a.Rights.String() + " " + c.Request().URL.RequestURI()
 	all := p.shared.part(key)
 	part := all
 	if all.personal.Load() {

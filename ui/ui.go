@@ -154,6 +154,12 @@ func (p *pages) page(h handler) echo.HandlerFunc {
 		if backfill.CodeOf(err) == backfill.Unauthorized {
 			return p.toSignIn(c)
 		}
+		if err == nil {
+			r := c.Request()
+			c.SetRequest(r.WithContext(account.WithOrigin(r.Context())))
+			account, err = p.service.Place(r.Context(), account, c.Path(), c.Param)
+
+		}
 		if err == nil && p.Changes != nil && c.Request().Header.Get(fragmentHeader) != "" {
 			return p.fragment(c, account, h)
 		}

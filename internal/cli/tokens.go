@@ -3,6 +3,7 @@ package cli
 import (
 	"io"
 	"text/tabwriter"
+	"time"
 
 	"backfill/internal/control"
 )
@@ -13,14 +14,23 @@ func PrintTokens(out io.Writer, tokens []control.Token) error {
 	p := printer{w}
 	p.printf("NAME\tROLE\tMADE\tLAST USED\tSTATE\n")
 	for _, t := range tokens {
-		used, state := "never", "valid"
-		if t.UsedAt != nil {
-			used = t.UsedAt.Format("2006-01-02 15:04")
+		state := "valid"
+		switch {
+		case t.RevokedAt != nil:
+			state = "revoked " + minute(t.RevokedAt, "")
+		case t.ExpiresAt != nil && t.ExpiresAt.Before(time.Now()):
+			state = "expired " + minute(t.ExpiresAt, "")
+		case t.ExpiresAt != nil:
+			state = "valid until " + minute(t.ExpiresAt, "")
 		}
-		if t.RevokedAt != nil {
-			state = "revoked " + t.RevokedAt.Format("2006-01-02 15:04")
-		}
-		p.printf("%s\t%s\t%s\t%s\t%s\n", t.Name, t.Role, t.CreatedAt.Format("2006-01-02 15:04"), used, state)
+		p.printf("%s\t%s\t%s\t%s\t%s\n", t.Name, t.Rights, minute(&t.CreatedAt, ""), minute(t.UsedAt, "never"), state)
 	}
 	return w.Flush()
+}
+
+func minute(t *time.Time, none string) string {
+	if t == nil {
+		return none
+	}
+	return t.Format("2006-01-02 15:04")
 }
