@@ -90,6 +90,7 @@ type grammar struct {
 	Table    cli.Table   `cmd:"" group:"setup" help:"List, show and configure the tables of a site."`
 	Gate     cli.Gate    `cmd:"" group:"setup" help:"List and set the gates that hold backfills back while a database is busy."`
 	Token    tokenCmd    `cmd:"" group:"setup" help:"Make, list and revoke the tokens that people and scripts sign in with."`
+	User     userCmd     `cmd:"" group:"setup" help:"Add, list, change and remove the people who sign in with a password."`
 
 	Request cli.Request `cmd:"" group:"backfills" help:"Ask for a backfill of a table, or of one row."`
 	List    cli.List    `cmd:"" group:"backfills" help:"List backfills, newest first."`
@@ -455,4 +456,93 @@ type tokenRevokeCmd struct {
 
 func (c *tokenRevokeCmd) Run(ctx context.Context) error {
 	return c.withStore(ctx, func(s *control.Store) error { return s.RevokeToken(ctx, serve.Name(), c.Name) })
+}
+
+type userCmd struct {
+	Create userCreateCmd `cmd:"" group:"commands" help:"Add a person. The password is asked for, or read from standard input."`
+	List   userListCmd   `cmd:"" default:"withargs" group:"commands" help:"List the people."`
+	Set    userSetCmd    `cmd:"" group:"commands" help:"Give a person another role, or with --password another password, which ends their sessions."`
+	Remove userRemoveCmd `cmd:"" group:"commands" help:"Remove a person and end their sessions. What they did stays on record."`
+}
+
+type userCreateCmd struct {
+	tokenFlags
+	Name string `arg:"" help:"Whose it is; it stands in every record of what they do."`
+	rightsFlags
+}
+
+func (c *userCreateCmd) Run(ctx context.Context, streams *cli.Streams) error {
+	rights, err := c.rights()
+	if err != nil {
+		return err
+	}
+	return c.withStore(ctx, func(s *control.Store) error {
+		password, err := cli.ReadPassword(os.Stdin, streams.Err, c.Name)
+		if err != nil {
+			return err
+		}
+		return s.CreateUser(ctx, serve.Name(), c.Name, rights, password)
+	})
+}
+
+type userListCmd struct{ tokenFlags }
+
+func (c *userListCmd) Run(ctx context.Context, out io.Writer) error {
+	return c.withStore(ctx, func(s *control.Store) error {
+		users, err := s.Users(ctx)
+		if err != nil {
+			return err
+		}
+		return cli.PrintUsers(out, users)
+	})
+}
+
+type userSetCmd struct {
+	tokenFlags
+	Name     string   `arg:"" help:"Their name."`
+	Role     string   `enum:",viewer,requester,reviewer,admin" default:"" placeholder:"ROLE" help:"What they may do from now on: viewer, requester, reviewer or admin. Default: as before."`
+	Site     []string `sep:"none" placeholder:"SITE" help:"With --role: where they may do that, as SITE, or as SITE=ROLE where the role is another; may be repeated. Default: on every site."`
+	Password bool     `help:"Ask for another password, or read it from standard input."`
+}
+
+// Validate is kong's hook for what a single flag cannot say.
+func (c *userSetCmd) Validate() error {
+	switch {
+	case c.Role == "" && len(c.Site) > 0:
+		return errors.New("--site goes with --role")
+	case c.Role == "" && !c.Password:
+		return errors.New("give --role or --password")
+	}
+	return nil
+}
+
+func (c *userSetCmd) Run(ctx context.Context, streams *cli.Streams) error {
+	var rights *control.Rights
+	if c.Role != "" {
+		r, err := control.ParseRights(control.Role(c.Role), c.Site)
+		if err != nil {
+			return err
+		}
+		rights = &r
+	}
+	return c.withStore(ctx, func(s *control.Store) error {
+		var password *string
+		if c.Password {
+			p, err := cli.ReadPassword(os.Stdin, streams.Err, c.Name)
+			if err != nil {
+				return err
+			}
+			password = &p
+		}
+		return s.SetUser(ctx, serve.Name(), c.Name, rights, password)
+	})
+}
+
+type userRemoveCmd struct {
+	tokenFlags
+	Name string `arg:"" help:"Their name."`
+}
+
+func (c *userRemoveCmd) Run(ctx context.Context) error {
+	return c.withStore(ctx, func(s *control.Store) error { return s.RemoveUser(ctx, serve.Name(), c.Name) })
 }

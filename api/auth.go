@@ -16,17 +16,23 @@ import (
 	"backfill/internal/control"
 )
 
-// SessionCookie holds the token of someone who signed in on the web pages. Whoever
+// SessionCookie holds the id of the session of someone who signed in on the web pages. Whoever
 // sets it makes it HttpOnly and SameSite=Strict.
 const SessionCookie = "backfill_session"
 
 // Auth tells whose token a request carries. Lookups are remembered for a moment,
 // so that a revoked token stays valid no longer than that.
 type Auth struct {
-	lookup func(ctx context.Context, secret string) (control.Identity, error)
+	accounts Accounts
 
 	mu    sync.Mutex
 	known map[[sha256.Size]byte]remembered // by hash: secrets are not kept
+}
+
+// Accounts tells whose a token or a session is, or Unauthorized.
+type Accounts interface {
+	Account(ctx context.Context, secret string) (control.Identity, error)
+	Session(ctx context.Context, id string) (control.Identity, error)
 }
 
 type remembered struct {
@@ -39,21 +45,31 @@ const (
 	rememberMax = 10_000
 )
 
-// NewAuth looks accounts up with a function such as control.Store.Account.
-func NewAuth(lookup func(ctx context.Context, secret string) (control.Identity, error)) *Auth {
-	return &Auth{lookup: lookup, known: map[[sha256.Size]byte]remembered{}}
+// NewAuth looks accounts up, best in a control.Store.
+func NewAuth(accounts Accounts) *Auth {
+	return &Auth{accounts: accounts, known: map[[sha256.Size]byte]remembered{}}
 }
 
-// Account returns whose token a secret is, or Unauthorized.
-func (a *Auth) Account(ctx context.Context, secret string) (control.Identity, error) {
-	hash := sha256.Sum256([]byte(secret))
+// Forget has the next request with a session look it up.
+func (a *Auth) Forget(session string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.known, remember("session", session))
+}
+
+func remember(kind, secret string) [sha256.Size]byte {
+	return sha256.Sum256([]byte(kind + " " + secret))
+}
+
+func (a *Auth) identity(ctx context.Context, kind, secret string, lookup func(context.Context, string) (control.Identity, error)) (control.Identity, error) {
+	hash := remember(kind, secret)
 	a.mu.Lock()
 	r, ok := a.known[hash]
 	a.mu.Unlock()
 	if ok && time.Now().Before(r.until) {
 		return r.identity, nil
 	}
-	i, err := a.lookup(ctx, secret)
+	i, err := lookup(ctx, secret)
 	if err != nil {
 		return i, err
 	}
@@ -78,12 +94,17 @@ func (a *Auth) Authenticate(r *http.Request) (Account, error) {
 	if cookie && r.Method != http.MethodGet && r.Method != http.MethodHead && !sameOrigin(r) {
 		return Account{}, backfill.Errorf(backfill.Forbidden, "a change by session cookie must come from this site's own pages: use a bearer token elsewhere")
 	}
-	i, err := a.Account(r.Context(), secret)
-	return Account{i, addressOf(r)}, err
+	var i control.Identity
+	if cookie {
+		i, err = a.identity(r.Context(), "session", secret, a.accounts.Session)
+	} else {
+		i, err = a.identity(r.Context(), "token", secret, a.accounts.Account)
+	}
+	return Account{i, AddressOf(r)}, err
 }
 
-// addressOf is the client's address without its port.
-func addressOf(r *http.Request) string {
+// AddressOf is the client's address without its port.
+func AddressOf(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
 		return r.RemoteAddr
@@ -114,6 +135,25 @@ func sameOrigin(r *http.Request) bool {
 	}
 	origin, err := url.Parse(r.Header.Get("Origin"))
 	return err == nil && origin.Host != "" && strings.EqualFold(origin.Host, r.Host)
+}
+
+// SignIn begins a session of whoever has a name and a password; it returns what the
+// cookie holds.
+func (s *Service) SignIn(ctx context.Context, name, password, address string, lasts time.Duration) (string, error) {
+	if !storable(name) || len(name) > 100 || len(password) > maxHeader {
+		return "", backfill.Errorf(backfill.Unauthorized, "the name or the password is wrong")
+	}
+	return s.Store.SignIn(ctx, name, password, address, lasts)
+}
+
+// SignInByToken begins a session of a token's account.
+func (s *Service) SignInByToken(ctx context.Context, secret, address string, lasts time.Duration) (string, error) {
+	return s.Store.SignInByToken(ctx, secret, address, lasts)
+}
+
+// EndSession ends a session.
+func (s *Service) EndSession(ctx context.Context, id string) error {
+	return s.Store.EndSession(ctx, id)
 }
 
 const accountKey = "backfill.account"

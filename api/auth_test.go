@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -47,7 +48,11 @@ func TestToken(t *testing.T) {
 func TestSessionCookie(t *testing.T) {
 	w := newWorld(t)
 	host := strings.TrimPrefix(w.url, "http://")
-	cookie := header{"Cookie", SessionCookie + "=" + secret(control.Admin)}
+	id, err := w.store.SignInByToken(t.Context(), secret(control.Admin), "127.0.0.1", time.Hour)
+	require.NoError(t, err)
+	cookie := header{"Cookie", SessionCookie + "=" + id}
+	require.Equal(t, 401, w.call("", "GET", "/api/v1/sites", "", header{"Cookie", SessionCookie + "=" + secret(control.Admin)}).status, "a token is no session")
+	require.Equal(t, 401, w.call("", "GET", "/api/v1/sites", "", header{"Authorization", "Bearer " + id}).status, "a session is no token")
 	require.Equal(t, 200, w.call("", "GET", "/api/v1/sites", "", cookie).status)
 	tests := []struct {
 		name    string
@@ -108,15 +113,20 @@ func TestRoles(t *testing.T) {
 	}
 }
 
+type lookup func() (control.Identity, error)
+
+func (l lookup) Account(context.Context, string) (control.Identity, error) { return l() }
+func (l lookup) Session(context.Context, string) (control.Identity, error) { return l() }
+
 func TestAccountsAreRememberedForAMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		var err error
 		ana := control.Identity{Name: "ana", Rights: control.Rights{Role: control.Viewer}, Via: control.ViaToken}
-		a := NewAuth(func(context.Context, string) (control.Identity, error) {
+		a := NewAuth(lookup(func() (control.Identity, error) {
 			calls++
 			return ana, err
-		})
+		}))
 		r, _ := http.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", "Bearer token")
 		for range 3 {

@@ -78,7 +78,7 @@ func New(cfg Config) *Server {
 		closing: make(chan struct{}),
 	}
 	if s.auth == nil {
-		s.auth = NewAuth(cfg.Service.Store.Account)
+		s.auth = NewAuth(cfg.Service.Store)
 	}
 	if s.changes == nil {
 		s.changes = NewChanges(cfg.Service.Store, cfg.Log)

@@ -1,9 +1,16 @@
 package cli
 
 import (
+	"bufio"
+	"errors"
+	"fmt"
 	"io"
+	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
+
+	"golang.org/x/term"
 
 	"backfill/internal/control"
 )
@@ -33,4 +40,44 @@ func minute(t *time.Time, none string) string {
 		return none
 	}
 	return t.Format("2006-01-02 15:04")
+}
+
+// PrintUsers lists people for people.
+func PrintUsers(out io.Writer, users []control.User) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	p := printer{w}
+	p.printf("NAME\tROLE\tMADE\tLAST SIGNED IN\n")
+	for _, u := range users {
+		p.printf("%s\t%s\t%s\t%s\n", u.Name, u.Rights, minute(&u.CreatedAt, ""), minute(u.SignedInAt, "never"))
+	}
+	return w.Flush()
+}
+
+// ReadPassword asks for a password twice on a terminal without showing it, or else
+// reads one line. A flag or the environment would show it to others.
+func ReadPassword(in *os.File, prompt io.Writer, name string) (string, error) {
+	fd := int(in.Fd())
+	if !term.IsTerminal(fd) {
+		line, err := bufio.NewReader(io.LimitReader(in, 4096)).ReadString('\n')
+		if err != nil && (err != io.EOF || line == "") {
+			return "", usagef("no password on standard input: give it as one line")
+		}
+		return strings.TrimRight(line, "\r\n"), nil
+	}
+	var given [2]string
+	for i, ask := range []string{"Password of " + name + ": ", "The same again: "} {
+		if _, err := fmt.Fprint(prompt, ask); err != nil {
+			return "", err
+		}
+		b, err := term.ReadPassword(fd)
+		fmt.Fprintln(prompt)
+		if err != nil {
+			return "", fmt.Errorf("read the password: %w", err)
+		}
+		given[i] = string(b)
+	}
+	if given[0] != given[1] {
+		return "", errors.New("the two passwords differ: nothing was changed")
+	}
+	return given[0], nil
 }

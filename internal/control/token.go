@@ -49,6 +49,9 @@ func (s *Store) CreateToken(ctx context.Context, by string, t Token, secret stri
 		if err := t.check(ctx, tx); err != nil {
 			return err
 		}
+		if err := unnamed(ctx, tx, "account", t.Name); err != nil {
+			return err
+		}
 		var before *Rights
 		var old Rights
 		switch err := tx.QueryRow(ctx, `SELECT coalesce(role, ''), sites FROM backfill_control.token WHERE name = $1 AND revoked_at IS NULL FOR UPDATE`, t.Name).Scan(&old.Role, &old.Sites); {

@@ -59,7 +59,7 @@ func NewLog(verbose bool) (*zap.Logger, error) {
 // added to a registry, which it shows at /metrics.
 func HTTP(service *api.Service, log *zap.Logger, registry *prometheus.Registry) *api.Server {
 	registry.MustRegister(metrics.Installation{Store: service.Store, Temporal: service.Runs.Check}, metrics.Proof{Store: service.Store})
-	auth, changes := api.NewAuth(service.Store.Account), api.NewChanges(service.Store, log)
+	auth, changes := api.NewAuth(service.Store), api.NewChanges(service.Store, log)
 	return api.New(api.Config{Service: service, Auth: auth, Changes: changes, Log: log, Registry: registry,
 		Extra: func(e *echo.Echo) { ui.Mount(e, service, ui.Options{Auth: auth, Changes: changes}) }})
 }
