@@ -18,6 +18,7 @@ require (
 	go.temporal.io/sdk v1.50.0
 	go.uber.org/zap v1.28.0
 	go.yaml.in/yaml/v3 v3.0.6
+	golang.org/x/crypto v0.58.0
 	golang.org/x/sync v0.25.0
 	golang.org/x/term v0.47.0
 	golang.org/x/text v0.44.0
@@ -25,8 +26,6 @@ require (
 	google.golang.org/protobuf v1.36.12
 	pgregory.net/rapid v1.3.0
 )
-
-require golang.org/x/crypto v0.58.0
 
 require (
 	dario.cat/mergo v1.0.2 // indirect

@@ -225,12 +225,12 @@ type apiCmd struct {
 	logFlags
 }
 
-func (c *apiCmd) Run(ctx context.Context) error {
+func (c *apiCmd) Run(ctx context.Context, out io.Writer) error {
 	log, err := serve.NewLog(c.Verbose)
 	if err != nil {
 		return err
 	}
-	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Log: log}.Run(ctx)
+	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Log: log, Out: out}.Run(ctx)
 }
 
 type workerCmd struct {

@@ -146,6 +146,16 @@ func (s *Service) SignIn(ctx context.Context, name, password, address string, la
 	return s.Store.SignIn(ctx, name, password, address, lasts)
 }
 
+// FirstUser makes the first account with the link that the first start prints, and
+// begins its session.
+func (s *Service) FirstUser(ctx context.Context, link, name, password, address string, lasts time.Duration) (string, error) {
+	ctx = control.WithOrigin(ctx, control.Origin{Via: "link", Address: address})
+	if err := s.Store.FirstUser(ctx, link, name, password); err != nil {
+		return "", err
+	}
+	return s.Store.SignIn(ctx, name, password, address, lasts)
+}
+
 // SignInByToken begins a session of a token's account.
 func (s *Service) SignInByToken(ctx context.Context, secret, address string, lasts time.Duration) (string, error) {
 	return s.Store.SignInByToken(ctx, secret, address, lasts)

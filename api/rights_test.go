@@ -64,7 +64,7 @@ func TestGuarantee12_ATokenOfOneSiteAtEveryAddressOfAnother(t *testing.T) {
 		if strings.HasPrefix(path, "/backfills") {
 			id = fmt.Sprint(request)
 		}
-		return prefix + strings.NewReplacer("{site}", "maple", "{table}", "public.orders", "{gate}", "lag", "{seq}", "1", "{id}", id).Replace(path)
+		return prefix + strings.NewReplacer("{site}", "maple", "{table}", "public.orders", "{gate}", "lag", "{seq}", "1", "{id}", id, "{name}", "ruth").Replace(path)
 	}
 
 	// What a call needs beside its path, so that it is not refused for another reason.
@@ -88,13 +88,16 @@ func TestGuarantee12_ATokenOfOneSiteAtEveryAddressOfAnother(t *testing.T) {
 		"POST /reconciliations/{id}/repair":             {body: `{}`},
 		"POST /reconciliations/{id}/waive":              {body: `{"note":"let be"}`},
 		"POST /shadow-reads":                            {body: `{"site":"maple","from":"school","reads":[{"table":"public.orders","key":[7],"row":{"zeta":"z","alpha":null}}]}`},
+		"POST /users":                                   {body: `{"name":"eve","password":"a long enough one","role":"admin"}`},
+		"PATCH /users/{name}":                           {body: `{"role":"admin"}`},
 		"GET /backfills":                                {query: "?site=maple"},
 		"GET /reconciliations":                          {query: "?site=maple"},
 		"GET /audit":                                    {query: "?site=maple"},
 		"GET /events":                                   {query: "?site=maple"},
 	}
 	// Addresses of no one site: what they answer.
-	special := map[string]int{"GET /sites": 200, "POST /sites": 403, "GET /certificate-key": 200}
+	special := map[string]int{"GET /sites": 200, "POST /sites": 403, "GET /certificate-key": 200,
+		"GET /users": 403, "POST /users": 403, "PATCH /users/{name}": 403, "DELETE /users/{name}": 403}
 
 	documented := 0
 	for path, item := range w.server.document.Paths.Map() {
@@ -148,7 +151,7 @@ func TestGuarantee12_ATokenOfOneSiteAtEveryAddressOfAnother(t *testing.T) {
 	maple := w.token("maple", map[string]control.Role{"maple": control.Admin, "oak": control.Viewer})
 	for _, r := range routes {
 		name := r.method + " " + r.path
-		if name == "POST /sites" || strings.HasSuffix(r.path, "/mapping/try") { // the latter waits for agents
+		if special[name] == 403 || strings.HasSuffix(r.path, "/mapping/try") { // the latter waits for agents
 			continue
 		}
 		if strings.HasSuffix(r.path, "/events") {
@@ -176,6 +179,35 @@ func TestGuarantee12_ATokenOfOneSiteAtEveryAddressOfAnother(t *testing.T) {
 	a = w.call("", "POST", "/api/v1/sites", `{"name":"elm","sides":["a","b"]}`, maple)
 	require.Equal(t, 403, a.status)
 	require.Contains(t, a.json["detail"], "needs role admin on every site, maple has admin on maple, viewer on oak")
+}
+
+func TestUsersOverTheAPI(t *testing.T) {
+	w := newWorld(t)
+	const ruth = `{"name":"Ruth","password":"correct horse battery","sites":{"maple":"reviewer"}}`
+	require.Equal(t, 403, w.post(control.Reviewer, "/api/v1/users", ruth).status)
+	a := w.post(control.Admin, "/api/v1/users", ruth)
+	require.Equal(t, 201, a.status, "%s", a.raw)
+	require.NotContains(t, string(a.raw), "password")
+	require.Equal(t, "/api/v1/users/Ruth", a.header.Get("Location"))
+	require.Equal(t, 409, w.post(control.Admin, "/api/v1/users", ruth).status)
+	for _, bad := range []string{`{"name":"x","password":"short","role":"admin"}`, `{"name":"x","password":"correct horse battery"}`, `{"name":"x","password":"correct horse battery","role":"king"}`,
+		`{"name":"x","password":"correct horse battery","role":"admin","sites":{"maple":"admin"}}`, `{"name":" x","password":"correct horse battery","role":"admin"}`} {
+		require.Equal(t, 422, w.post(control.Admin, "/api/v1/users", bad).status, bad)
+	}
+	require.Equal(t, 404, w.post(control.Admin, "/api/v1/users", `{"name":"x","password":"correct horse battery","sites":{"moon":"admin"}}`).status)
+	a = w.call(control.Admin, "PATCH", "/api/v1/users/Ruth", `{"role":"viewer"}`)
+	require.Equal(t, "viewer", a.json["role"], "%s", a.raw)
+	require.Equal(t, 404, w.call(control.Admin, "PATCH", "/api/v1/users/nobody-else", `{"role":"viewer"}`).status)
+	require.Len(t, w.get(control.Admin, "/api/v1/users").data(), 1)
+	require.Equal(t, 204, w.call(control.Admin, "DELETE", "/api/v1/users/Ruth", "").status)
+	require.Empty(t, w.get(control.Admin, "/api/v1/users").data())
+	var said []string
+	for _, e := range w.get(control.Viewer, "/api/v1/audit?action=user").data() {
+		require.Equal(t, "admin", e["account"])
+		require.NotContains(t, fmt.Sprint(e), "horse")
+		said = append(said, fmt.Sprint(e["action"], e["detail"].(map[string]any)["before"], e["detail"].(map[string]any)["after"]))
+	}
+	require.Equal(t, []string{"user.removemap[role:viewer] <nil>", "user.setmap[sites:map[maple:reviewer]] map[role:viewer]", "user.create<nil> map[sites:map[maple:reviewer]]"}, said)
 }
 
 func TestTokensExpireAndTellWhenTheyWereUsed(t *testing.T) {

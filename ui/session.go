@@ -14,6 +14,7 @@ import (
 
 type signInData struct {
 	Name    string
+	Link    string // to make the first account with
 	Next    string
 	Problem string
 }
@@ -26,12 +27,14 @@ func (p *pages) signIn(c echo.Context) error {
 	c.Response().Header().Set("Referrer-Policy", "no-referrer") // the address may hold a token
 	status := http.StatusOK
 	d := signInData{Next: local(c.FormValue("next"))}
+	d.Link = c.FormValue("link")
 	d.Name = strings.TrimSpace(c.FormValue("name"))
 	token, password := strings.TrimSpace(c.FormValue("token")), c.FormValue("password")
 	nothing := token == "" && (d.Name == "" || password == "" || r.Method != http.MethodPost)
 	switch {
 	case nothing && r.Method == http.MethodPost:
 		d.Problem = "Give a name and a password, or a token."
+	case nothing && d.Link != "": // the form asks for the rest
 	case nothing:
 		if _, err := p.Auth.Authenticate(r); err == nil {
 			return c.Redirect(http.StatusSeeOther, d.Next)
@@ -42,7 +45,9 @@ func (p *pages) signIn(c echo.Context) error {
 	default:
 		var id string
 		var err error
-		if token != "" {
+		if d.Link != "" {
+			id, err = p.service.FirstUser(r.Context(), d.Link, d.Name, password, api.AddressOf(r), p.SessionFor)
+		} else if token != "" {
 			id, err = p.service.SignInByToken(r.Context(), token, api.AddressOf(r), p.SessionFor)
 		} else {
 			id, err = p.service.SignIn(r.Context(), d.Name, password, api.AddressOf(r), p.SessionFor)
@@ -53,7 +58,7 @@ func (p *pages) signIn(c echo.Context) error {
 			return p.bounce(c, d.Next)
 		}
 		switch backfill.CodeOf(err) {
-		case backfill.Unauthorized, backfill.TooMany, backfill.NotFound:
+		case backfill.Unauthorized, backfill.TooMany, backfill.Invalid, backfill.Conflict:
 			d.Problem = capitalise(err.Error()) + "."
 		default:
 			p.service.Log.Error("sign in", zap.Error(err))

@@ -79,6 +79,10 @@ func checkPassword(name, password string) error {
 
 // CreateUser records a person with rights and a password.
 func (s *Store) CreateUser(ctx context.Context, by, name string, rights Rights, password string) error {
+	return s.in(ctx, func(tx pgx.Tx) error { return createUser(ctx, tx, by, name, rights, password) })
+}
+
+func createUser(ctx context.Context, tx pgx.Tx, by, name string, rights Rights, password string) error {
 	if err := backfill.CheckPerson(name); err != nil {
 		return backfill.Errorf(backfill.Invalid, "the name %q is nobody's: it stands in every record of what is done with it", name)
 	}
@@ -88,24 +92,22 @@ func (s *Store) CreateUser(ctx context.Context, by, name string, rights Rights, 
 	if err := checkPassword(name, password); err != nil {
 		return err
 	}
+	if err := rights.check(ctx, tx); err != nil {
+		return err
+	}
 	hash := newHash(password)
-	return s.in(ctx, func(tx pgx.Tx) error {
-		if err := rights.check(ctx, tx); err != nil {
-			return err
-		}
-		if err := unnamed(ctx, tx, "token", name); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `INSERT INTO backfill_control.account (name, role, sites, password) VALUES ($1, nullif($2, ''), $3, $4)`,
-			name, rights.Role, rights.Sites, hash)
-		if sqlState(err) == "23505" {
-			return backfill.Errorf(backfill.Conflict, "user %s exists already", name)
-		}
-		if err != nil {
-			return err
-		}
-		return audit(ctx, tx, by, "user.create", "", name, map[string]any{"before": nil, "after": rights})
-	})
+	if err := unnamed(ctx, tx, "token", name); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO backfill_control.account (name, role, sites, password) VALUES ($1, nullif($2, ''), $3, $4)`,
+		name, rights.Role, rights.Sites, hash)
+	if sqlState(err) == "23505" {
+		return backfill.Errorf(backfill.Conflict, "user %s exists already", name)
+	}
+	if err != nil {
+		return err
+	}
+	return audit(ctx, tx, by, "user.create", "", name, map[string]any{"before": nil, "after": rights})
 }
 
 // unnamed is a Conflict when a token (or an account) has a name already: what is

@@ -128,3 +128,38 @@ func TestAUserAndATokenOfOneName(t *testing.T) {
 	require.NoError(t, conn.QueryRow(ctx, `SELECT password FROM backfill_control.account`).Scan(&stored))
 	require.Regexp(t, `^\$argon2id\$v=19\$m=19456,t=2,p=1\$[^$]{22}\$[^$]{43}$`, stored)
 }
+
+func TestTheFirstAccountIsMadeByALinkOnce(t *testing.T) {
+	s, other, conn := signInWorld(t)
+	ctx := t.Context()
+	late, err := s.FirstLink(ctx)
+	require.NoError(t, err)
+	_, err = conn.Exec(ctx, `UPDATE backfill_control.sign_in_link SET expires_at = clock_timestamp()`)
+	require.NoError(t, err)
+	first, err := s.FirstLink(ctx)
+	require.NoError(t, err)
+	second, err := other.FirstLink(ctx)
+	require.NoError(t, err)
+	for _, bad := range []string{late, "", control.NewSecret()} {
+		require.Equal(t, backfill.Unauthorized, backfill.CodeOf(s.FirstUser(ctx, bad, "ruth", password)))
+	}
+	require.Equal(t, backfill.Invalid, backfill.CodeOf(s.FirstUser(ctx, first, "ruth", "short")), "which does not use it up")
+	var wg sync.WaitGroup
+	errs := make([]error, 6)
+	for n := range errs {
+		wg.Go(func() {
+			errs[n] = []*control.Store{s, other}[n%2].FirstUser(ctx, []string{first, second}[n%2], "ruth-"+strconv.Itoa(n), password)
+		})
+	}
+	wg.Wait()
+	users, err := s.Users(ctx)
+	require.NoError(t, err)
+	require.Len(t, users, 1, "%v", errs)
+	require.Equal(t, control.Rights{Role: control.Admin}, users[0].Rights)
+	require.NoError(t, s.RemoveUser(ctx, "test", users[0].Name))
+	require.Equal(t, backfill.Unauthorized, backfill.CodeOf(s.FirstUser(ctx, first, "eve", password)), "used is used")
+	require.NoError(t, s.PutToken(ctx, "test", "tom", control.Viewer, control.NewSecret()))
+	none, err := s.FirstLink(ctx)
+	require.NoError(t, err)
+	require.Empty(t, none)
+}

@@ -3,9 +3,11 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -72,6 +74,7 @@ type API struct {
 	Console   string // base URL of Temporal's web console, may be empty
 	PublicURL string // where people reach this process, may be empty
 	Log       *zap.Logger
+	Out       io.Writer // where a link to the first account is printed, which is not for logs
 }
 
 // Run serves until ctx ends.
@@ -93,6 +96,13 @@ func (a API) Run(ctx context.Context) error {
 		return err
 	}
 	a.Log.Info("api listens", zap.String("address", l.Addr().String()))
+	link, err := store.FirstLink(ctx)
+	if err != nil {
+		return err
+	}
+	if link != "" {
+		fmt.Fprintf(a.Out, "nobody can sign in yet; make the first account within an hour: %s/signin?link=%s\n", cmp.Or(a.PublicURL, "http://"+l.Addr().String()), link)
+	}
 	return HTTP(&api.Service{Store: store, Runs: api.NewRuns(c), Log: a.Log, PublicURL: a.PublicURL, ConsoleURL: a.Console,
 		Namespace: a.Temporal.Namespace}, a.Log, registry).Serve(ctx, l)
 }
