@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -17,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"backfill/activities"
+	"backfill/api"
 	"backfill/internal/cli"
 	"backfill/internal/control"
 	"backfill/internal/dev"
@@ -222,7 +224,18 @@ type apiCmd struct {
 	Listen    string `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default})."`
 	Console   string `placeholder:"URL" help:"Where Temporal's web console is, for links to it. Default: no links."`
 	PublicURL string `name:"public-url" placeholder:"URL" help:"Where people reach this API, for links to it. Default: no links."`
+
+	TrustFrom   []netip.Prefix `placeholder:"CIDR" help:"A network that proxies connect from: of them X-Forwarded-For is believed; may be repeated. Default: none."`
+	TrustHeader string         `placeholder:"NAME" help:"The header in which those proxies name the user who has signed in there, such as X-Remote-User. They must take it out of what clients send. Default: none is believed."`
 	logFlags
+}
+
+// Validate is kong's hook for what a single flag cannot say.
+func (c *apiCmd) Validate() error {
+	if c.TrustHeader != "" && len(c.TrustFrom) == 0 {
+		return errors.New("--trust-header needs --trust-from: from anywhere else, anybody could be anybody")
+	}
+	return nil
 }
 
 func (c *apiCmd) Run(ctx context.Context, out io.Writer) error {
@@ -230,7 +243,7 @@ func (c *apiCmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Log: log, Out: out}.Run(ctx)
+	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Trust: api.Trust{From: c.TrustFrom, Header: c.TrustHeader}, Log: log, Out: out}.Run(ctx)
 }
 
 type workerCmd struct {
@@ -469,6 +482,7 @@ type userCreateCmd struct {
 	tokenFlags
 	Name string `arg:"" help:"Whose it is; it stands in every record of what they do."`
 	rightsFlags
+	NoPassword bool `help:"Without a password: they are known by what a trusted proxy says, and cannot sign in here."`
 }
 
 func (c *userCreateCmd) Run(ctx context.Context, streams *cli.Streams) error {
@@ -477,9 +491,11 @@ func (c *userCreateCmd) Run(ctx context.Context, streams *cli.Streams) error {
 		return err
 	}
 	return c.withStore(ctx, func(s *control.Store) error {
-		password, err := cli.ReadPassword(os.Stdin, streams.Err, c.Name)
-		if err != nil {
-			return err
+		password := ""
+		if !c.NoPassword {
+			if password, err = cli.ReadPassword(os.Stdin, streams.Err, c.Name); err != nil {
+				return err
+			}
 		}
 		return s.CreateUser(ctx, serve.Name(), c.Name, rights, password)
 	})

@@ -5,7 +5,9 @@ import (
 	"crypto/sha256"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,6 +26,7 @@ const SessionCookie = "backfill_session"
 // so that a revoked token stays valid no longer than that.
 type Auth struct {
 	accounts Accounts
+	trust    Trust
 
 	mu    sync.Mutex
 	known map[[sha256.Size]byte]remembered // by hash: secrets are not kept
@@ -33,6 +36,56 @@ type Auth struct {
 type Accounts interface {
 	Account(ctx context.Context, secret string) (control.Identity, error)
 	Session(ctx context.Context, id string) (control.Identity, error)
+	User(ctx context.Context, name string) (control.Identity, error)
+}
+
+// Trust is what is believed of proxies.
+type Trust struct {
+	// From are the networks that proxies connect from: of them X-Forwarded-For is
+	// believed. Default: none.
+	From []netip.Prefix
+	// Header is the one in which a proxy names who has signed in there. The proxy must
+	// take it out of what clients send. Default "": none is believed.
+	Header string
+}
+
+// proxy reports whether an address is that of a trusted proxy.
+func (t Trust) proxy(address string) bool {
+	a, err := netip.ParseAddr(address)
+	return err == nil && slices.ContainsFunc(t.From, func(p netip.Prefix) bool { return p.Contains(a.Unmap().WithZone("")) })
+}
+
+// address is the client's: the last in X-Forwarded-For that no trusted proxy has, if
+// a trusted proxy sent it, else whoever has connected.
+func (t Trust) address(r *http.Request) string {
+	at, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		at = r.RemoteAddr
+	}
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	for _, hop := range slices.Backward(hops) {
+		if hop = strings.TrimSpace(hop); !t.proxy(at) || hop == "" {
+			break
+		}
+		if _, err := netip.ParseAddr(hop); err != nil {
+			break
+		}
+		at = hop
+	}
+	return at
+}
+
+// named is whom a trusted proxy names.
+func (t Trust) named(r *http.Request) (name string, ok bool) {
+	at, _, err := net.SplitHostPort(r.RemoteAddr)
+	if t.Header == "" || err != nil || !t.proxy(at) {
+		return "", false
+	}
+	// Two are none: one of them may be the client's own.
+	if all := r.Header.Values(t.Header); len(all) == 1 && storable(all[0]) {
+		return all[0], all[0] != ""
+	}
+	return "", false
 }
 
 type remembered struct {
@@ -46,8 +99,11 @@ const (
 )
 
 // NewAuth looks accounts up, best in a control.Store.
-func NewAuth(accounts Accounts) *Auth {
-	return &Auth{accounts: accounts, known: map[[sha256.Size]byte]remembered{}}
+func NewAuth(accounts Accounts) *Auth { return NewAuthBehind(accounts, Trust{}) }
+
+// NewAuthBehind is NewAuth behind proxies that are believed.
+func NewAuthBehind(accounts Accounts, trust Trust) *Auth {
+	return &Auth{accounts: accounts, trust: trust, known: map[[sha256.Size]byte]remembered{}}
 }
 
 // Forget has the next request with a session look it up.
@@ -88,6 +144,12 @@ func (a *Auth) identity(ctx context.Context, kind, secret string, lookup func(co
 // may have made is Forbidden unless the request only reads.
 func (a *Auth) Authenticate(r *http.Request) (Account, error) {
 	secret, cookie, err := secretOf(r)
+	// A browser sends what the proxy goes by along with what other sites' pages ask,
+	// as it does a cookie.
+	name, named := a.trust.named(r)
+	if named = named && r.Header.Get("Authorization") == ""; named {
+		cookie, err = true, nil
+	}
 	if err != nil {
 		return Account{}, err
 	}
@@ -95,22 +157,19 @@ func (a *Auth) Authenticate(r *http.Request) (Account, error) {
 		return Account{}, backfill.Errorf(backfill.Forbidden, "a change by session cookie must come from this site's own pages: use a bearer token elsewhere")
 	}
 	var i control.Identity
-	if cookie {
+	switch {
+	case named:
+		i, err = a.identity(r.Context(), "name", name, a.accounts.User)
+	case cookie:
 		i, err = a.identity(r.Context(), "session", secret, a.accounts.Session)
-	} else {
+	default:
 		i, err = a.identity(r.Context(), "token", secret, a.accounts.Account)
 	}
-	return Account{i, AddressOf(r)}, err
+	return Account{i, a.Address(r)}, err
 }
 
-// AddressOf is the client's address without its port.
-func AddressOf(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
-}
+// Address is the client's address without its port.
+func (a *Auth) Address(r *http.Request) string { return a.trust.address(r) }
 
 // secretOf is the token of a request; a header wins over a cookie.
 func secretOf(r *http.Request) (secret string, cookie bool, err error) {

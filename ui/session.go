@@ -46,11 +46,11 @@ func (p *pages) signIn(c echo.Context) error {
 		var id string
 		var err error
 		if d.Link != "" {
-			id, err = p.service.FirstUser(r.Context(), d.Link, d.Name, password, api.AddressOf(r), p.SessionFor)
+			id, err = p.service.FirstUser(r.Context(), d.Link, d.Name, password, p.Auth.Address(r), p.SessionFor)
 		} else if token != "" {
-			id, err = p.service.SignInByToken(r.Context(), token, api.AddressOf(r), p.SessionFor)
+			id, err = p.service.SignInByToken(r.Context(), token, p.Auth.Address(r), p.SessionFor)
 		} else {
-			id, err = p.service.SignIn(r.Context(), d.Name, password, api.AddressOf(r), p.SessionFor)
+			id, err = p.service.SignIn(r.Context(), d.Name, password, p.Auth.Address(r), p.SessionFor)
 		}
 		if err == nil {
 			p.endSession(c) // never the same id before and after

@@ -62,7 +62,10 @@ func ReadPassword(in *os.File, prompt io.Writer, name string) (string, error) {
 		if err != nil && (err != io.EOF || line == "") {
 			return "", usagef("no password on standard input: give it as one line")
 		}
-		return strings.TrimRight(line, "\r\n"), nil
+		if line = strings.TrimRight(line, "\r\n"); line == "" {
+			return "", usagef("the password is empty")
+		}
+		return line, nil
 	}
 	var given [2]string
 	for i, ask := range []string{"Password of " + name + ": ", "The same again: "} {
@@ -78,6 +81,9 @@ func ReadPassword(in *os.File, prompt io.Writer, name string) (string, error) {
 	}
 	if given[0] != given[1] {
 		return "", errors.New("the two passwords differ: nothing was changed")
+	}
+	if given[0] == "" {
+		return "", usagef("the password is empty")
 	}
 	return given[0], nil
 }

@@ -77,7 +77,8 @@ func checkPassword(name, password string) error {
 	return nil
 }
 
-// CreateUser records a person with rights and a password.
+// CreateUser records a person with rights and a password; without one, "", they are
+// only known by what a proxy says.
 func (s *Store) CreateUser(ctx context.Context, by, name string, rights Rights, password string) error {
 	return s.in(ctx, func(tx pgx.Tx) error { return createUser(ctx, tx, by, name, rights, password) })
 }
@@ -89,13 +90,16 @@ func createUser(ctx context.Context, tx pgx.Tx, by, name string, rights Rights, 
 	if name != strings.TrimSpace(name) || len(name) > 100 || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
 		return backfill.Errorf(backfill.Invalid, "a name has 1 to 100 bytes, no blanks around it and no control characters")
 	}
-	if err := checkPassword(name, password); err != nil {
-		return err
+	hash := ""
+	if password != "" {
+		if err := checkPassword(name, password); err != nil {
+			return err
+		}
+		hash = newHash(password)
 	}
 	if err := rights.check(ctx, tx); err != nil {
 		return err
 	}
-	hash := newHash(password)
 	if err := unnamed(ctx, tx, "token", name); err != nil {
 		return err
 	}
@@ -172,6 +176,16 @@ func (s *Store) RemoveUser(ctx context.Context, by, name string) error {
 		}
 		return audit(ctx, tx, by, "user.remove", "", name, map[string]any{"before": before, "after": nil})
 	})
+}
+
+// User returns the person of a name, which a proxy has vouched for, or Unauthorized.
+func (s *Store) User(ctx context.Context, name string) (i Identity, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT name, coalesce(role, ''), sites FROM backfill_control.account WHERE lower(name) = lower($1)`, name).Scan(&i.Name, &i.Role, &i.Sites)
+	if one(err, "user") != err {
+		return i, backfill.Errorf(backfill.Unauthorized, "the proxy names %.100q, who is no user here", name)
+	}
+	i.Via = ViaHeader
+	return i, err
 }
 
 // Users lists all people by name.

@@ -48,6 +48,9 @@ func (s *Store) FirstUser(ctx context.Context, secret, name, password string) er
 		if _, err := tx.Exec(ctx, `UPDATE backfill_control.sign_in_link SET used_at = clock_timestamp()`); err != nil {
 			return err
 		}
+		if err := checkPassword(name, password); err != nil {
+			return err
+		}
 		return createUser(ctx, tx, "first sign-in link", name, Rights{Role: Admin}, password)
 	})
 }
