@@ -239,3 +239,48 @@ func TestTheAuditSaysFromWhere(t *testing.T) {
 	require.Equal(t, "token", e["via"])
 	require.Equal(t, "127.0.0.1", e["address"])
 }
+
+// A change of configuration is recorded with what it changed.
+func TestTheAuditSaysWhatWasBefore(t *testing.T) {
+	w := newWorld(t)
+	const table = "/api/v1/sites/maple/tables/public.orders"
+	for _, x := range []struct{ method, path, first, second, action, field, was string }{
+		{"PATCH", "/api/v1/sites/maple", `{"second_person":true}`, `{"second_person":false}`, "site.change", "", "on"},
+		{"PUT", "/api/v1/sites/maple/gates/lag", `{"side":"central","kind":"sessions","limit":5}`, `{"side":"central","kind":"sessions","limit":6}`, "gate.put", "limit", "5"},
+		{"DELETE", "/api/v1/sites/maple/gates/lag", "", "", "gate.remove", "limit", "6"},
+		{"PUT", table + "/schedule", `{"from":"school","every_seconds":3600}`, `{"from":"school","every_seconds":7200}`, "schedule.put", "every", "01:00:00"},
+		{"PUT", table + "/cutover", `{"from":"school","objective":0.01}`, `{"from":"school","objective":0.02}`, "cutover.policy", "objective", "0.01"},
+		{"PUT", table, `{"apply_order":3}`, `{"apply_order":4}`, "table.put", "apply_order", "3"},
+	} {
+		for _, body := range []string{x.first, x.second} {
+			if a := w.call(control.Admin, x.method, x.path, body); x.method != "DELETE" {
+				require.Equal(t, 200, a.status, "%s: %s", x.action, a.raw)
+			}
+		}
+		e := w.get(control.Viewer, "/api/v1/audit?action="+x.action).data()[0]
+		before := e["detail"].(map[string]any)["before"]
+		if x.field != "" {
+			before = before.(map[string]any)[x.field]
+		}
+		require.Equal(t, x.was, fmt.Sprint(before), x.action)
+	}
+}
+
+// Who asked may not approve, whatever the way they are known by.
+func TestASecondPersonIsAnotherAccount(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.store.SetSecondPerson(t.Context(), "test", "maple", true))
+	signIn := func(name string) []header {
+		require.NoError(t, w.store.CreateUser(t.Context(), "test", name, control.Rights{Sites: map[string]control.Role{"maple": control.Reviewer}}, "correct horse battery"))
+		id, err := w.store.SignIn(t.Context(), name, "correct horse battery", "127.0.0.1", time.Hour)
+		require.NoError(t, err)
+		return []header{{"Cookie", SessionCookie + "=" + id}, {"Sec-Fetch-Site", "same-origin"}}
+	}
+	id := w.staged(1)
+	w.exec(`UPDATE backfill_control.request SET requested_by = 'ruth'`)
+	ruth, sam := signIn("Ruth"), signIn("sam")
+	require.Equal(t, 403, w.post("", path("/backfills/%d/approve", id), `{"revision":7}`, ruth...).status)
+	require.Equal(t, 200, w.post("", path("/backfills/%d/approve", id), `{"revision":7}`, sam...).status)
+	e := w.get(control.Viewer, "/api/v1/audit?action=backfill.approve").data()[0]
+	require.Equal(t, []any{"sam", "session", "127.0.0.1"}, []any{e["account"], e["via"], e["address"]})
+}

@@ -232,7 +232,9 @@ func (b *run) listen(ctx workflow.Context) error {
 		}
 	}
 	hold := func(paused bool) func(workflow.Context, By, string) (BackfillStatus, error) {
-		return func(ctx workflow.Context, by By, via string) (BackfillStatus, error) { return b.hold(ctx, paused, by, via) }
+		return func(ctx workflow.Context, by By, via string) (BackfillStatus, error) {
+			return b.hold(ctx, paused, by, via)
+		}
 	}
 	if err := errors.Join(
 		handle(ctx, b, Approve, decide(true), b.undecidable),

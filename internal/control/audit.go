@@ -30,6 +30,16 @@ func audit(ctx context.Context, tx pgx.Tx, account, action, site, subject string
 	return err
 }
 
+// standing is a row of configuration as the audit shows it before a change, nil when
+// there is none. The query selects its columns by the names to show.
+func standing(ctx context.Context, tx pgx.Tx, query string, args ...any) (row map[string]any, err error) {
+	err = tx.QueryRow(ctx, `SELECT to_jsonb(x) FROM (`+query+`) x`, args...).Scan(&row)
+	if one(err, "") != err {
+		return nil, nil
+	}
+	return row, err
+}
+
 // AuditFilter narrows the audit; zero fields do not narrow.
 type AuditFilter struct {
 	Site, Account string
