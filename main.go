@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -17,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"backfill/activities"
+	"backfill/api"
 	"backfill/internal/cli"
 	"backfill/internal/control"
 	"backfill/internal/dev"
@@ -90,6 +92,7 @@ type grammar struct {
 	Table    cli.Table   `cmd:"" group:"setup" help:"List, show and configure the tables of a site."`
 	Gate     cli.Gate    `cmd:"" group:"setup" help:"List and set the gates that hold backfills back while a database is busy."`
 	Token    tokenCmd    `cmd:"" group:"setup" help:"Make, list and revoke the tokens that people and scripts sign in with."`
+	User     userCmd     `cmd:"" group:"setup" help:"Add, list, change and remove the people who sign in with a password."`
 
 	Request cli.Request `cmd:"" group:"backfills" help:"Ask for a backfill of a table, or of one row."`
 	List    cli.List    `cmd:"" group:"backfills" help:"List backfills, newest first."`
@@ -221,15 +224,26 @@ type apiCmd struct {
 	Listen    string `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default})."`
 	Console   string `placeholder:"URL" help:"Where Temporal's web console is, for links to it. Default: no links."`
 	PublicURL string `name:"public-url" placeholder:"URL" help:"Where people reach this API, for links to it. Default: no links."`
+
+	TrustFrom   []netip.Prefix `placeholder:"CIDR" help:"A network that proxies connect from: of them X-Forwarded-For is believed; may be repeated. Default: none."`
+	TrustHeader string         `placeholder:"NAME" help:"The header in which those proxies name the user who has signed in there, such as X-Remote-User. They must take it out of what clients send. Default: none is believed."`
 	logFlags
 }
 
-func (c *apiCmd) Run(ctx context.Context) error {
+// Validate is kong's hook for what a single flag cannot say.
+func (c *apiCmd) Validate() error {
+	if c.TrustHeader != "" && len(c.TrustFrom) == 0 {
+		return errors.New("--trust-header needs --trust-from: from anywhere else, anybody could be anybody")
+	}
+	return nil
+}
+
+func (c *apiCmd) Run(ctx context.Context, out io.Writer) error {
 	log, err := serve.NewLog(c.Verbose)
 	if err != nil {
 		return err
 	}
-	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Log: log}.Run(ctx)
+	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Trust: api.Trust{From: c.TrustFrom, Header: c.TrustHeader}, Log: log, Out: out}.Run(ctx)
 }
 
 type workerCmd struct {
@@ -395,16 +409,43 @@ func (f *tokenFlags) withStore(ctx context.Context, fn func(*control.Store) erro
 type tokenCreateCmd struct {
 	tokenFlags
 	Name string `arg:"" help:"Whose it is; it stands in every record of what is done with it."`
-	Role string `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: viewer, requester, reviewer or admin; each includes the ones before it."`
+	rightsFlags
+	Expires time.Duration `placeholder:"DURATION" help:"How long it is valid, such as 720h. Default: until it is revoked."`
+}
+
+// rightsFlags say what an account may do, and where.
+type rightsFlags struct {
+	Role string   `required:"" enum:"viewer,requester,reviewer,admin" placeholder:"ROLE" help:"What it may do: viewer, requester, reviewer or admin; each includes the ones before it."`
+	Site []string `sep:"none" placeholder:"SITE" help:"Where it may do that, as SITE, or as SITE=ROLE where the role is another; may be repeated. Default: on every site."`
+}
+
+func (f *rightsFlags) rights() (control.Rights, error) {
+	return control.ParseRights(control.Role(f.Role), f.Site)
+}
+
+// Validate is kong's hook for what a single flag cannot say.
+func (c *tokenCreateCmd) Validate() error {
+	if c.Expires < 0 {
+		return errors.New("--expires must be positive")
+	}
+	return nil
 }
 
 func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error {
 	return c.withStore(ctx, func(s *control.Store) error {
-		secret := control.NewSecret()
-		if err := s.PutToken(ctx, serve.Name(), c.Name, control.Role(c.Role), secret); err != nil {
+		rights, err := c.rights()
+		if err != nil {
 			return err
 		}
-		_, err := fmt.Fprintln(out, secret)
+		t, secret := control.Token{Name: c.Name, Rights: rights}, control.NewSecret()
+		if c.Expires != 0 {
+			until := time.Now().Add(c.Expires)
+			t.ExpiresAt = &until
+		}
+		if err := s.CreateToken(ctx, serve.Name(), t, secret); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(out, secret)
 		return err
 	})
 }
@@ -428,4 +469,96 @@ type tokenRevokeCmd struct {
 
 func (c *tokenRevokeCmd) Run(ctx context.Context) error {
 	return c.withStore(ctx, func(s *control.Store) error { return s.RevokeToken(ctx, serve.Name(), c.Name) })
+}
+
+type userCmd struct {
+	Create userCreateCmd `cmd:"" group:"commands" help:"Add a person. The password is asked for, or read from standard input."`
+	List   userListCmd   `cmd:"" default:"withargs" group:"commands" help:"List the people."`
+	Set    userSetCmd    `cmd:"" group:"commands" help:"Give a person another role, or with --password another password, which ends their sessions."`
+	Remove userRemoveCmd `cmd:"" group:"commands" help:"Remove a person and end their sessions. What they did stays on record."`
+}
+
+type userCreateCmd struct {
+	tokenFlags
+	Name string `arg:"" help:"Whose it is; it stands in every record of what they do."`
+	rightsFlags
+	NoPassword bool `help:"Without a password: they are known by what a trusted proxy says, and cannot sign in here."`
+}
+
+func (c *userCreateCmd) Run(ctx context.Context, streams *cli.Streams) error {
+	rights, err := c.rights()
+	if err != nil {
+		return err
+	}
+	return c.withStore(ctx, func(s *control.Store) error {
+		password := ""
+		if !c.NoPassword {
+			if password, err = cli.ReadPassword(os.Stdin, streams.Err, c.Name); err != nil {
+				return err
+			}
+		}
+		return s.CreateUser(ctx, serve.Name(), c.Name, rights, password)
+	})
+}
+
+type userListCmd struct{ tokenFlags }
+
+func (c *userListCmd) Run(ctx context.Context, out io.Writer) error {
+	return c.withStore(ctx, func(s *control.Store) error {
+		users, err := s.Users(ctx)
+		if err != nil {
+			return err
+		}
+		return cli.PrintUsers(out, users)
+	})
+}
+
+type userSetCmd struct {
+	tokenFlags
+	Name     string   `arg:"" help:"Their name."`
+	Role     string   `enum:",viewer,requester,reviewer,admin" default:"" placeholder:"ROLE" help:"What they may do from now on: viewer, requester, reviewer or admin. Default: as before."`
+	Site     []string `sep:"none" placeholder:"SITE" help:"With --role: where they may do that, as SITE, or as SITE=ROLE where the role is another; may be repeated. Default: on every site."`
+	Password bool     `help:"Ask for another password, or read it from standard input."`
+}
+
+// Validate is kong's hook for what a single flag cannot say.
+func (c *userSetCmd) Validate() error {
+	switch {
+	case c.Role == "" && len(c.Site) > 0:
+		return errors.New("--site goes with --role")
+	case c.Role == "" && !c.Password:
+		return errors.New("give --role or --password")
+	}
+	return nil
+}
+
+func (c *userSetCmd) Run(ctx context.Context, streams *cli.Streams) error {
+	var rights *control.Rights
+	if c.Role != "" {
+		r, err := control.ParseRights(control.Role(c.Role), c.Site)
+		if err != nil {
+			return err
+		}
+		rights = &r
+	}
+	return c.withStore(ctx, func(s *control.Store) error {
+		var password *string
+		if c.Password {
+			p, err := cli.ReadPassword(os.Stdin, streams.Err, c.Name)
+			if err != nil {
+				return err
+			}
+			password = &p
+		}
+		return s.SetUser(ctx, serve.Name(), c.Name, rights, password)
+	})
+}
+
+type userRemoveCmd struct {
+	tokenFlags
+	Name string `arg:"" help:"Their name."`
+}
+
+func (c *userRemoveCmd) Run(ctx context.Context) error {
+	return c.withStore(ctx, func(s *control.Store) error { return s.RemoveUser(ctx, serve.Name(), c.Name) })
 }

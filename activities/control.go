@@ -75,6 +75,7 @@ type Verdict struct {
 	RequestID int64            `json:"request_id"`
 	Approve   bool             `json:"approve"`
 	Decision  control.Decision `json:"decision"`
+	Origin    control.Origin   `json:"origin,omitzero"`
 }
 
 // Decide records a decision. The first one wins; any other is a conflict and
@@ -84,7 +85,7 @@ func (c *Control) Decide(ctx context.Context, v Verdict) (Snapshot, error) {
 	if v.Approve {
 		decide = c.Store.Approve
 	}
-	r, err := decide(ctx, v.RequestID, v.Decision)
+	r, err := decide(control.WithOrigin(ctx, v.Origin), v.RequestID, v.Decision)
 	return c.recorded(ctx, v.RequestID, r, err, "decide: recorded", func(now *backfill.Request) bool { return decidedBy(now, v) })
 }
 
@@ -100,11 +101,13 @@ type Hold struct {
 	By        string `json:"by"`
 	Note      string `json:"note,omitempty"`
 	Paused    bool   `json:"paused"`
+
+	Origin control.Origin `json:"origin,omitzero"`
 }
 
 // Pause holds a walk or a release at its next page or batch, or lets it go on.
 func (c *Control) Pause(ctx context.Context, h Hold) (Snapshot, error) {
-	r, err := c.Store.Pause(ctx, h.RequestID, h.By, h.Note, h.Paused)
+	r, err := c.Store.Pause(control.WithOrigin(ctx, h.Origin), h.RequestID, h.By, h.Note, h.Paused)
 	return c.recorded(ctx, h.RequestID, r, err, "pause: recorded", func(now *backfill.Request) bool { return now.Paused == h.Paused && now.State.Open() })
 }
 
@@ -113,6 +116,8 @@ type Judgement struct {
 	RequestID int64  `json:"request_id"`
 	Revision  int64  `json:"revision"` // as it was when somebody asked
 	By        string `json:"by"`
+
+	Origin control.Origin `json:"origin,omitzero"`
 }
 
 // Rejudge forgets the effects of a request's staged rows and gives the set a new revision.
@@ -121,7 +126,7 @@ func (c *Control) Rejudge(ctx context.Context, j Judgement) (Snapshot, error) {
 	if err != nil || now.Revision > j.Revision {
 		return c.answer(now, err) // done already, by an attempt whose answer was lost, or by somebody else
 	}
-	if now, err = c.Store.Rejudge(ctx, j.RequestID, j.By); err == nil {
+	if now, err = c.Store.Rejudge(control.WithOrigin(ctx, j.Origin), j.RequestID, j.By); err == nil {
 		err = c.faults.at("judge: recorded")
 	}
 	return c.answer(now, err)
@@ -133,11 +138,12 @@ type Closing struct {
 	By        string         `json:"by"`
 	To        backfill.State `json:"to"` // CANCELLED or FAILED
 	Reason    string         `json:"reason"`
+	Origin    control.Origin `json:"origin,omitzero"`
 }
 
 // Close cancels or fails a request. What was released stays released.
 func (c *Control) Close(ctx context.Context, v Closing) (Snapshot, error) {
-	r, err := c.Store.Close(ctx, v.RequestID, v.By, v.To, v.Reason)
+	r, err := c.Store.Close(control.WithOrigin(ctx, v.Origin), v.RequestID, v.By, v.To, v.Reason)
 	return c.recorded(ctx, v.RequestID, r, err, "close: recorded", func(now *backfill.Request) bool { return now.State == v.To && now.Reason == v.Reason })
 }
 

@@ -23,7 +23,11 @@ func (s *Server) listAudit(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	f := control.AuditFilter{Site: c.QueryParam("site"), Account: c.QueryParam("account"), Action: c.QueryParam("action"), Before: before, Limit: limitOf(c) + 1}
+	site, only, err := siteFilter(c)
+	if err != nil {
+		return err
+	}
+	f := control.AuditFilter{Site: site, Sites: only, Account: c.QueryParam("account"), Action: c.QueryParam("action"), Before: before, Limit: limitOf(c) + 1}
 	if given := c.QueryParam("request"); given != "" {
 		if f.Request, err = strconv.ParseInt(given, 10, 64); err != nil {
 			return fieldError(backfill.Invalid, "request", "is no number of a request")

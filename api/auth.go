@@ -3,8 +3,11 @@ package api
 import (
 	"context"
 	"crypto/sha256"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,22 +18,79 @@ import (
 	"backfill/internal/control"
 )
 
-// SessionCookie holds the token of someone who signed in on the web pages. Whoever
+// SessionCookie holds the id of the session of someone who signed in on the web pages. Whoever
 // sets it makes it HttpOnly and SameSite=Strict.
 const SessionCookie = "backfill_session"
 
 // Auth tells whose token a request carries. Lookups are remembered for a moment,
 // so that a revoked token stays valid no longer than that.
 type Auth struct {
-	lookup func(ctx context.Context, secret string) (name string, role control.Role, err error)
+	accounts Accounts
+	trust    Trust
 
 	mu    sync.Mutex
 	known map[[sha256.Size]byte]remembered // by hash: secrets are not kept
 }
 
+// Accounts tells whose a token or a session is, or Unauthorized.
+type Accounts interface {
+	Account(ctx context.Context, secret string) (control.Identity, error)
+	Session(ctx context.Context, id string) (control.Identity, error)
+	User(ctx context.Context, name string) (control.Identity, error)
+}
+
+// Trust is what is believed of proxies.
+type Trust struct {
+	// From are the networks that proxies connect from: of them X-Forwarded-For is
+	// believed. Default: none.
+	From []netip.Prefix
+	// Header is the one in which a proxy names who has signed in there. The proxy must
+	// take it out of what clients send. Default "": none is believed.
+	Header string
+}
+
+// proxy reports whether an address is that of a trusted proxy.
+func (t Trust) proxy(address string) bool {
+	a, err := netip.ParseAddr(address)
+	return err == nil && slices.ContainsFunc(t.From, func(p netip.Prefix) bool { return p.Contains(a.Unmap().WithZone("")) })
+}
+
+// address is the client's: the last in X-Forwarded-For that no trusted proxy has, if
+// a trusted proxy sent it, else whoever has connected.
+func (t Trust) address(r *http.Request) string {
+	at, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		at = r.RemoteAddr
+	}
+	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
+	for _, hop := range slices.Backward(hops) {
+		if hop = strings.TrimSpace(hop); !t.proxy(at) || hop == "" {
+			break
+		}
+		if _, err := netip.ParseAddr(hop); err != nil {
+			break
+		}
+		at = hop
+	}
+	return at
+}
+
+// named is whom a trusted proxy names.
+func (t Trust) named(r *http.Request) (name string, ok bool) {
+	at, _, err := net.SplitHostPort(r.RemoteAddr)
+	if t.Header == "" || err != nil || !t.proxy(at) {
+		return "", false
+	}
+	// Two are none: one of them may be the client's own.
+	if all := r.Header.Values(t.Header); len(all) == 1 && storable(all[0]) {
+		return all[0], all[0] != ""
+	}
+	return "", false
+}
+
 type remembered struct {
-	account Account
-	until   time.Time
+	identity control.Identity
+	until    time.Time
 }
 
 const (
@@ -38,32 +98,45 @@ const (
 	rememberMax = 10_000
 )
 
-// NewAuth looks accounts up with a function such as control.Store.Account.
-func NewAuth(lookup func(ctx context.Context, secret string) (string, control.Role, error)) *Auth {
-	return &Auth{lookup: lookup, known: map[[sha256.Size]byte]remembered{}}
+// NewAuth looks accounts up, best in a control.Store.
+func NewAuth(accounts Accounts) *Auth { return NewAuthBehind(accounts, Trust{}) }
+
+// NewAuthBehind is NewAuth behind proxies that are believed.
+func NewAuthBehind(accounts Accounts, trust Trust) *Auth {
+	return &Auth{accounts: accounts, trust: trust, known: map[[sha256.Size]byte]remembered{}}
 }
 
-// Account returns whose token a secret is, or Unauthorized.
-func (a *Auth) Account(ctx context.Context, secret string) (Account, error) {
-	hash := sha256.Sum256([]byte(secret))
+// Forget has the next request with a session look it up.
+func (a *Auth) Forget(session string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.known, remember("session", session))
+}
+
+func remember(kind, secret string) [sha256.Size]byte {
+	return sha256.Sum256([]byte(kind + " " + secret))
+}
+
+func (a *Auth) identity(ctx context.Context, kind, secret string, lookup func(context.Context, string) (control.Identity, error)) (control.Identity, error) {
+	hash := remember(kind, secret)
 	a.mu.Lock()
 	r, ok := a.known[hash]
 	a.mu.Unlock()
 	if ok && time.Now().Before(r.until) {
-		return r.account, nil
+		return r.identity, nil
 	}
-	name, role, err := a.lookup(ctx, secret)
+	i, err := lookup(ctx, secret)
 	if err != nil {
-		return Account{}, err
+		return i, err
 	}
-	r = remembered{Account{name, role}, time.Now().Add(rememberFor)}
+	r = remembered{i, time.Now().Add(rememberFor)}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.known) >= rememberMax {
 		clear(a.known)
 	}
 	a.known[hash] = r
-	return r.account, nil
+	return i, nil
 }
 
 // Authenticate returns the account of a request's bearer token or session cookie,
@@ -71,14 +144,32 @@ func (a *Auth) Account(ctx context.Context, secret string) (Account, error) {
 // may have made is Forbidden unless the request only reads.
 func (a *Auth) Authenticate(r *http.Request) (Account, error) {
 	secret, cookie, err := secretOf(r)
+	// A browser sends what the proxy goes by along with what other sites' pages ask,
+	// as it does a cookie.
+	name, named := a.trust.named(r)
+	if named = named && r.Header.Get("Authorization") == ""; named {
+		cookie, err = true, nil
+	}
 	if err != nil {
 		return Account{}, err
 	}
 	if cookie && r.Method != http.MethodGet && r.Method != http.MethodHead && !sameOrigin(r) {
 		return Account{}, backfill.Errorf(backfill.Forbidden, "a change by session cookie must come from this site's own pages: use a bearer token elsewhere")
 	}
-	return a.Account(r.Context(), secret)
+	var i control.Identity
+	switch {
+	case named:
+		i, err = a.identity(r.Context(), "name", name, a.accounts.User)
+	case cookie:
+		i, err = a.identity(r.Context(), "session", secret, a.accounts.Session)
+	default:
+		i, err = a.identity(r.Context(), "token", secret, a.accounts.Account)
+	}
+	return Account{i, a.Address(r)}, err
 }
+
+// Address is the client's address without its port.
+func (a *Auth) Address(r *http.Request) string { return a.trust.address(r) }
 
 // secretOf is the token of a request; a header wins over a cookie.
 func secretOf(r *http.Request) (secret string, cookie bool, err error) {
@@ -105,6 +196,35 @@ func sameOrigin(r *http.Request) bool {
 	return err == nil && origin.Host != "" && strings.EqualFold(origin.Host, r.Host)
 }
 
+// SignIn begins a session of whoever has a name and a password; it returns what the
+// cookie holds.
+func (s *Service) SignIn(ctx context.Context, name, password, address string, lasts time.Duration) (string, error) {
+	if !storable(name) || len(name) > 100 || len(password) > maxHeader {
+		return "", backfill.Errorf(backfill.Unauthorized, "the name or the password is wrong")
+	}
+	return s.Store.SignIn(ctx, name, password, address, lasts)
+}
+
+// FirstUser makes the first account with the link that the first start prints, and
+// begins its session.
+func (s *Service) FirstUser(ctx context.Context, link, name, password, address string, lasts time.Duration) (string, error) {
+	ctx = control.WithOrigin(ctx, control.Origin{Via: "link", Address: address})
+	if err := s.Store.FirstUser(ctx, link, name, password); err != nil {
+		return "", err
+	}
+	return s.Store.SignIn(ctx, name, password, address, lasts)
+}
+
+// SignInByToken begins a session of a token's account.
+func (s *Service) SignInByToken(ctx context.Context, secret, address string, lasts time.Duration) (string, error) {
+	return s.Store.SignInByToken(ctx, secret, address, lasts)
+}
+
+// EndSession ends a session.
+func (s *Service) EndSession(ctx context.Context, id string) error {
+	return s.Store.EndSession(ctx, id)
+}
+
 const accountKey = "backfill.account"
 
 // authenticate lets a request through that carries a valid token.
@@ -115,8 +235,37 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 			return err
 		}
 		c.Set(accountKey, account)
+		r := c.Request()
+		c.SetRequest(r.WithContext(account.WithOrigin(r.Context())))
 		return next(c)
 	}
+}
+
+// WithOrigin is a context in which the audit says by what way and from where the
+// account came.
+func (a Account) WithOrigin(ctx context.Context) context.Context {
+	return control.WithOrigin(ctx, control.Origin{Via: a.Via, Address: a.Address})
+}
+
+// place holds an account to the sites it has a role on.
+func (s *Server) place(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		account, err := s.service.Place(c.Request().Context(), accountOf(c), c.Path(), c.Param)
+		if err != nil {
+			return err
+		}
+		c.Set(accountKey, account)
+		return next(c)
+	}
+}
+
+// siteFilter is the site that a list is asked for, which must be one of the account's.
+func siteFilter(c echo.Context) (site string, only []string, err error) {
+	a, site := accountOf(c), c.QueryParam("site")
+	if site != "" {
+		_, err = a.On(site)
+	}
+	return site, a.Only(), err
 }
 
 func accountOf(c echo.Context) Account {

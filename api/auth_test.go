@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -47,7 +49,11 @@ func TestToken(t *testing.T) {
 func TestSessionCookie(t *testing.T) {
 	w := newWorld(t)
 	host := strings.TrimPrefix(w.url, "http://")
-	cookie := header{"Cookie", SessionCookie + "=" + secret(control.Admin)}
+	id, err := w.store.SignInByToken(t.Context(), secret(control.Admin), "127.0.0.1", time.Hour)
+	require.NoError(t, err)
+	cookie := header{"Cookie", SessionCookie + "=" + id}
+	require.Equal(t, 401, w.call("", "GET", "/api/v1/sites", "", header{"Cookie", SessionCookie + "=" + secret(control.Admin)}).status, "a token is no session")
+	require.Equal(t, 401, w.call("", "GET", "/api/v1/sites", "", header{"Authorization", "Bearer " + id}).status, "a session is no token")
 	require.Equal(t, 200, w.call("", "GET", "/api/v1/sites", "", cookie).status)
 	tests := []struct {
 		name    string
@@ -108,20 +114,63 @@ func TestRoles(t *testing.T) {
 	}
 }
 
+type lookup func() (control.Identity, error)
+
+func (l lookup) Account(context.Context, string) (control.Identity, error) { return l() }
+func (l lookup) Session(context.Context, string) (control.Identity, error) { return l() }
+
+func (l lookup) User(context.Context, string) (control.Identity, error) { return l() }
+
+// A header that names somebody is believed of a trusted proxy alone.
+func TestTrustedProxies(t *testing.T) {
+	here := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/24")}
+	const name = "X-Remote-User"
+	w := newWorld(t, func(c *Config) { c.Auth = NewAuthBehind(c.Service.Store, Trust{Header: name, From: here}) })
+	require.NoError(t, w.store.CreateUser(t.Context(), "test", "ruth", control.Rights{Sites: map[string]control.Role{"maple": control.Requester}}, ""))
+	as := header{name, "ruth"}
+	forged, _ := http.NewRequest("GET", "/", nil)
+	forged.RemoteAddr = "127.0.0.1:5"
+	forged.Header.Set(name, "ruth")
+	forged.Header.Set("X-Forwarded-For", "192.0.2.1")
+	for what, trust := range map[string]Trust{"no header": {From: here}, "elsewhere": {Header: name, From: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}, "nowhere": {Header: name}} {
+		auth := NewAuthBehind(w.store, trust)
+		_, err := auth.Authenticate(forged)
+		require.Equal(t, backfill.Unauthorized, backfill.CodeOf(err), what)
+		require.Equal(t, map[bool]string{true: "192.0.2.1", false: "127.0.0.1"}[what == "no header"], auth.Address(forged), what)
+	}
+	own := header{"Sec-Fetch-Site", "same-origin"}
+	require.Equal(t, 200, w.call("", "GET", "/api/v1/sites/maple", "", as).status)
+	require.Equal(t, 401, w.call("", "GET", "/api/v1/sites", "", header{name, "nobody"}).status)
+	require.Equal(t, 403, w.call("", "POST", "/api/v1/sites/maple/backfills", ordersBackfill, as, header{"Sec-Fetch-Site", "cross-site"}).status, "as with a cookie")
+	require.Equal(t, 403, w.call("", "PATCH", "/api/v1/sites/maple", `{"second_person":true}`, as, own).status)
+	require.Equal(t, 201, w.call("", "POST", "/api/v1/sites/maple/backfills", ordersBackfill, as, own, header{"X-Forwarded-For", "198.51.100.7, 203.0.113.9, 10.0.0.5"}).status)
+	e := w.get(control.Admin, "/api/v1/audit?action=backfill.request").data()[0]
+	require.Equal(t, []any{"ruth", "header", "203.0.113.9"}, []any{e["account"], e["via"], e["address"]}, "the first hop is the client's own word")
+	r, _ := http.NewRequest("GET", w.url+"/api/v1/sites", nil)
+	r.Header[name] = []string{"ruth", "admin"}
+	resp, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	resp.Body.Close()
+	require.Equal(t, 401, resp.StatusCode, "two names are none")
+	_, err = w.store.SignIn(t.Context(), "ruth", "", "127.0.0.1", time.Hour)
+	require.Equal(t, backfill.Unauthorized, backfill.CodeOf(err), "no password is not the empty one")
+}
+
 func TestAccountsAreRememberedForAMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		var err error
-		a := NewAuth(func(context.Context, string) (string, control.Role, error) {
+		ana := control.Identity{Name: "ana", Rights: control.Rights{Role: control.Viewer}, Via: control.ViaToken}
+		a := NewAuth(lookup(func() (control.Identity, error) {
 			calls++
-			return "ana", control.Viewer, err
-		})
+			return ana, err
+		}))
 		r, _ := http.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", "Bearer token")
 		for range 3 {
 			account, err := a.Authenticate(r)
 			require.NoError(t, err)
-			require.Equal(t, Account{"ana", control.Viewer}, account)
+			require.Equal(t, ana, account.Identity)
 		}
 		require.Equal(t, 1, calls)
 		err = backfill.Errorf(backfill.Unauthorized, "revoked")

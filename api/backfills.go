@@ -135,8 +135,12 @@ func (s *Server) listBackfills(c echo.Context) error {
 	if err != nil {
 		return err
 	}
+	site, only, err := siteFilter(c)
+	if err != nil {
+		return err
+	}
 	all, err := s.service.Backfills(c.Request().Context(), control.RequestFilter{
-		Site: c.QueryParam("site"), Table: c.QueryParam("table"), From: c.QueryParam("from"),
+		Site: site, Sites: only, Table: c.QueryParam("table"), From: c.QueryParam("from"),
 		States: c.QueryParams()["state"], Before: before, Limit: limitOf(c) + 1,
 	})
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -287,10 +288,14 @@ func (st *stream) flush(text string) error {
 	return st.conn.Flush()
 }
 
-// tick keeps a stream alive, and ends one whose token was revoked.
+// tick keeps a stream alive, and ends one whose token was revoked or given other rights.
 func (s *Server) tick(c echo.Context, st *stream) error {
-	if _, err := s.auth.Authenticate(c.Request()); backfill.CodeOf(err) == backfill.Unauthorized {
+	now, err := s.auth.Authenticate(c.Request())
+	switch before := accountOf(c); {
+	case backfill.CodeOf(err) == backfill.Unauthorized:
 		return err
+	case err == nil && (now.Name != before.Name || !maps.Equal(now.Sites, before.Sites)):
+		return backfill.Errorf(backfill.Unauthorized, "the rights have changed: ask again")
 	}
 	return st.keepalive()
 }
@@ -400,7 +405,13 @@ func (s *Server) events(c echo.Context) error {
 		}
 		topics.Requests = append(topics.Requests, id)
 	}
-	topics.All = topics.None()
+	if topics.None() {
+		topics.Sites = accountOf(c).Only()
+		topics.All = topics.Sites == nil
+	}
+	if err := s.mayHear(c, topics); err != nil {
+		return err
+	}
 	sub := &subscription{topics: topics.list()}
 	defer s.changes.subscribe(sub)()
 	seen := c.Request().Header.Get("Last-Event-ID")
@@ -408,6 +419,27 @@ func (s *Server) events(c echo.Context) error {
 		mark := s.changes.mark(topics)
 		return st.send(mark, "change", map[string]string{"at": mark})
 	})
+}
+
+// mayHear is NotFound when a topic is of a site that the account has no role on.
+func (s *Server) mayHear(c echo.Context, t Topics) error {
+	a := accountOf(c)
+	if a.Sites == nil {
+		return nil
+	}
+	for _, site := range t.Sites {
+		if _, err := a.On(site); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(c.Request().Context(), handleWithin)
+	defer cancel()
+	for _, id := range t.Requests {
+		if _, err := s.service.Place(ctx, a, "/backfills/:id", func(string) string { return strconv.FormatInt(id, 10) }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // follow sends an event when a subscription is woken, at most one each gap, until

@@ -112,7 +112,7 @@ func newWorld(t *testing.T, options ...option) *world {
 
 	log := zaptest.NewLogger(t, zaptest.Level(zap.WarnLevel))
 	w.service = &Service{Store: store, Runs: w.runs, Log: log, PublicURL: "https://backfill.test", ConsoleURL: "https://temporal.test"}
-	cfg := Config{Service: w.service, Auth: NewAuth(store.Account), Log: log}
+	cfg := Config{Service: w.service, Auth: NewAuth(store), Log: log}
 	for _, o := range options {
 		o(&cfg)
 	}

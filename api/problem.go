@@ -42,6 +42,7 @@ var kinds = map[string]struct {
 	"unsupported_media_type":      {http.StatusUnsupportedMediaType, "The body must be JSON"},
 	string(backfill.Invalid):      {http.StatusUnprocessableEntity, "The input is not valid"},
 	string(backfill.Refused):      {http.StatusUnprocessableEntity, "A condition does not hold"},
+	string(backfill.TooMany):      {http.StatusTooManyRequests, "Tried too often"},
 	"internal":                    {http.StatusInternalServerError, "Internal error"},
 	string(backfill.Unavailable):  {http.StatusServiceUnavailable, "A part that is needed is away"},
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"math"
@@ -54,6 +55,9 @@ func (s *Service) RequestReconciliation(ctx context.Context, a Account, in Recon
 			n.Sample = defaultSample
 		}
 	case backfill.RunLeaves:
+		if site, err := s.Store.SiteOf(ctx, control.Event{Kind: "reconciliation", ID: in.Of}); err != nil || site != in.Site {
+			return nil, cmp.Or(err, error(backfill.Errorf(backfill.NotFound, "no reconciliation %d", in.Of)))
+		}
 		of, err := s.parent(ctx, in.Of)
 		if err != nil {
 			return nil, err
@@ -360,8 +364,12 @@ func (s *Server) listReconciliations(c echo.Context) error {
 	if err != nil {
 		return err
 	}
+	site, only, err := siteFilter(c)
+	if err != nil {
+		return err
+	}
 	all, err := s.service.Reconciliations(c.Request().Context(), control.RunFilter{
-		Site: c.QueryParam("site"), Table: c.QueryParam("table"), From: c.QueryParam("from"), Before: before, Limit: limitOf(c) + 1})
+		Site: site, Sites: only, Table: c.QueryParam("table"), From: c.QueryParam("from"), Before: before, Limit: limitOf(c) + 1})
 	if err != nil {
 		return err
 	}

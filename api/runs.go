@@ -11,6 +11,7 @@ import (
 	"go.temporal.io/sdk/temporal"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 	"backfill/workflows"
 )
 
@@ -57,27 +58,27 @@ func (t runs) Reconcile(ctx context.Context, r *backfill.Reconciliation) error {
 }
 
 func (t runs) Approve(ctx context.Context, r *backfill.Request, by string, d Decision) error {
-	return t.update(ctx, r, workflows.Approve, workflows.Decision{By: by, Revision: d.Revision, Note: d.Note, SkipIdentical: d.SkipIdentical})
+	return t.update(ctx, r, workflows.Approve, workflows.Decision{By: by, Revision: d.Revision, Note: d.Note, SkipIdentical: d.SkipIdentical, Origin: control.OriginOf(ctx)})
 }
 
 func (t runs) Reject(ctx context.Context, r *backfill.Request, by string, d Decision) error {
-	return t.update(ctx, r, workflows.Reject, workflows.Decision{By: by, Revision: d.Revision, Note: d.Note})
+	return t.update(ctx, r, workflows.Reject, workflows.Decision{By: by, Revision: d.Revision, Note: d.Note, Origin: control.OriginOf(ctx)})
 }
 
 func (t runs) Pause(ctx context.Context, r *backfill.Request, by, note string) error {
-	return t.update(ctx, r, workflows.Pause, workflows.By{By: by, Note: note})
+	return t.update(ctx, r, workflows.Pause, workflows.By{By: by, Note: note, Origin: control.OriginOf(ctx)})
 }
 
 func (t runs) Resume(ctx context.Context, r *backfill.Request, by, note string) error {
-	return t.update(ctx, r, workflows.Resume, workflows.By{By: by, Note: note})
+	return t.update(ctx, r, workflows.Resume, workflows.By{By: by, Note: note, Origin: control.OriginOf(ctx)})
 }
 
 func (t runs) Cancel(ctx context.Context, r *backfill.Request, by, note string) error {
-	return t.update(ctx, r, workflows.Cancel, workflows.By{By: by, Note: note})
+	return t.update(ctx, r, workflows.Cancel, workflows.By{By: by, Note: note, Origin: control.OriginOf(ctx)})
 }
 
 func (t runs) Judge(ctx context.Context, r *backfill.Request, by string) error {
-	return t.update(ctx, r, workflows.Judge, workflows.By{By: by})
+	return t.update(ctx, r, workflows.Judge, workflows.By{By: by, Origin: control.OriginOf(ctx)})
 }
 
 func (t runs) Polled(ctx context.Context) (last time.Time, err error) {

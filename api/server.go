@@ -78,7 +78,7 @@ func New(cfg Config) *Server {
 		closing: make(chan struct{}),
 	}
 	if s.auth == nil {
-		s.auth = NewAuth(cfg.Service.Store.Account)
+		s.auth = NewAuth(cfg.Service.Store)
 	}
 	if s.changes == nil {
 		s.changes = NewChanges(cfg.Service.Store, cfg.Log)
@@ -153,6 +153,10 @@ func (s *Server) routes() []route {
 		{http.MethodPost, "/reconciliations/{id}/cancel", s.ofRun(s.endReconciliation)},
 		{http.MethodGet, "/reconciliations/{id}/certificate", s.ofRun(s.certificate)},
 		{http.MethodGet, "/certificate-key", s.certificateKey},
+		{http.MethodGet, "/users", s.listUsers},
+		{http.MethodPost, "/users", s.createUser},
+		{http.MethodPatch, "/users/{name}", s.changeUser},
+		{http.MethodDelete, "/users/{name}", s.deleteUser},
 		{http.MethodGet, "/audit", s.listAudit},
 		{http.MethodGet, "/events", s.events},
 	}
@@ -160,8 +164,8 @@ func (s *Server) routes() []route {
 
 func (s *Server) mount(metrics http.Handler) {
 	for _, r := range s.routes() {
-		chain := []echo.MiddlewareFunc{s.authenticate, s.validate(r.method, prefix+r.path)}
-		if r.method == http.MethodPost {
+		chain := []echo.MiddlewareFunc{s.authenticate, s.validate(r.method, prefix+r.path), s.place}
+		if r.method == http.MethodPost && r.path != "/users" { // a body with a password leaves no hash behind
 			chain = append(chain, s.once)
 		}
 		s.echo.Add(r.method, prefix+echoPath(r.path), r.handle, chain...)

@@ -5,6 +5,7 @@ package api
 import (
 	"context"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,18 +18,74 @@ import (
 	"backfill/internal/row"
 )
 
-// Account is who asks, and what it may do.
+// Account is who asks, and what it may do. Its Role is the one on the site that the
+// request is about; an account of some sites has none elsewhere.
 type Account struct {
-	Name string
-	Role control.Role
+	control.Identity
+	Address string // of the client, without its port
 }
 
 // needs is Forbidden unless the account's role covers the one needed.
 func (a Account) needs(role control.Role, what string) error {
-	if a.Role.Covers(role) {
+	switch {
+	case a.Role.Covers(role):
 		return nil
+	case a.Role == "":
+		return backfill.Errorf(backfill.Forbidden, "%s needs role %s on every site, %s has %s", what, role, a.Name, a.Rights)
 	}
 	return backfill.Errorf(backfill.Forbidden, "%s needs role %s, %s has %s", what, role, a.Name, a.Role)
+}
+
+// On is the account with the role it has on a site. To whoever has none there, the
+// site does not exist.
+func (a Account) On(site string) (Account, error) {
+	if a.Sites == nil {
+		return a, nil
+	}
+	if a.Role = a.Sites[site]; a.Role == "" {
+		return a, backfill.Errorf(backfill.NotFound, "no site %q", site)
+	}
+	return a, nil
+}
+
+// anywhere are the addresses that are of no one site, and show an account of some
+// sites no more than those.
+var anywhere = []string{"/", "/sites", "/sites/*", "/backfills", "/backfills/*", "/reconciliations", "/reconciliations/*",
+	"/shadow-reads", "/certificate-key", "/audit", "/events"}
+
+// Place is the account with the role it has where a request goes: path is the route's
+// pattern, and param its parameters. What is of another site is NotFound, as if it
+// were not there.
+func (s *Service) Place(ctx context.Context, a Account, path string, param func(string) string) (Account, error) {
+	if a.Sites == nil {
+		return a, nil
+	}
+	path = strings.TrimPrefix(path, prefix)
+	kind := ""
+	switch {
+	case strings.HasPrefix(path, "/sites/:site"):
+		return a.On(param("site"))
+	case strings.HasPrefix(path, "/backfills/:id"):
+		kind = "request"
+	case strings.HasPrefix(path, "/reconciliations/:id"):
+		kind = "reconciliation"
+	case slices.Contains(anywhere, path):
+		return a, nil
+	default:
+		return a, backfill.Errorf(backfill.Forbidden, "this address needs a role on every site, %s has %s", a.Name, a.Rights)
+	}
+	id, err := strconv.ParseInt(param("id"), 10, 64)
+	if err != nil {
+		return a, backfill.Errorf(backfill.NotFound, "no %s %.100q", kind, param("id"))
+	}
+	site, err := s.Store.SiteOf(ctx, control.Event{Kind: kind, ID: id})
+	if err != nil {
+		return a, err
+	}
+	if a, err = a.On(site); err != nil {
+		return a, backfill.Errorf(backfill.NotFound, "no %s %d", kind, id)
+	}
+	return a, nil
 }
 
 // Service is what the API and the web pages do, with the rules of who may do it.

@@ -113,7 +113,11 @@ func (s *Server) reportReads(c echo.Context) error {
 	if err := decode(c, &in); err != nil {
 		return err
 	}
-	taken, err := s.service.ReportReads(c.Request().Context(), accountOf(c), in.Site, in.From, in.Reads)
+	a, err := accountOf(c).On(in.Site)
+	if err != nil {
+		return err
+	}
+	taken, err := s.service.ReportReads(c.Request().Context(), a, in.Site, in.From, in.Reads)
 	if err != nil {
 		return err
 	}

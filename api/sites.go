@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -19,12 +20,13 @@ type Site struct {
 	Standing []Standstill // what is away, and what stands still by that
 }
 
-// Sites lists all sites by name.
-func (s *Service) Sites(ctx context.Context) ([]Site, error) {
+// Sites lists the sites that an account has a role on, by name.
+func (s *Service) Sites(ctx context.Context, a Account) ([]Site, error) {
 	all, err := s.Store.Sites(ctx)
 	if err != nil {
 		return nil, err
 	}
+	all = slices.DeleteFunc(all, func(x control.Site) bool { return a.At(x.Name) == "" })
 	out := make([]Site, len(all))
 	for i := range all {
 		out[i].Site = all[i]
@@ -147,7 +149,7 @@ func showSite(s Site) siteJSON {
 }
 
 func (s *Server) listSites(c echo.Context) error {
-	all, err := s.service.Sites(c.Request().Context())
+	all, err := s.service.Sites(c.Request().Context(), accountOf(c))
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func (w *world) open(token, path string) *tab {
 	b.do(chromedp.EmulateViewport(1280, 800))
 	command(b, log.Enable, cdp.Empty{})
 	if token != "" {
-		command(b, network.SetCookie, network.SetCookieParams{Name: "backfill_session", Value: token, URL: w.url, HTTPOnly: new(true), SameSite: network.CookieSameSiteStrict})
+		command(b, network.SetCookie, network.SetCookieParams{Name: "backfill_session", Value: w.session(token), URL: w.url, HTTPOnly: new(true), SameSite: network.CookieSameSiteStrict})
 	}
 	b.do(chromedp.Navigate(w.url + path))
 	return b
@@ -212,10 +212,24 @@ func (w *world) get(path, token string, header ...string) (*http.Response, strin
 	return w.send(r, token, header...)
 }
 
+// session is the id of a session of a token; what is no token is none.
+func (w *world) session(token string) string {
+	w.t.Helper()
+	if id, ok := w.sessions.Load(token); ok {
+		return id.(string)
+	}
+	id, err := w.store.SignInByToken(w.t.Context(), token, "127.0.0.1", time.Hour)
+	if err != nil {
+		return token
+	}
+	w.sessions.Store(token, id)
+	return id
+}
+
 func (w *world) send(r *http.Request, token string, header ...string) (*http.Response, string) {
 	w.t.Helper()
 	if token != "" {
-		r.AddCookie(&http.Cookie{Name: "backfill_session", Value: token})
+		r.AddCookie(&http.Cookie{Name: "backfill_session", Value: w.session(token)})
 	}
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])

@@ -84,6 +84,8 @@ type world struct {
 	db    *pgx.Conn // for changing things behind the pages' back
 	store *control.Store
 	stop  func() // ends the server, as a crash would
+
+	sessions sync.Map // by token
 }
 
 const (
@@ -133,7 +135,7 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) serve(listener net.Listener) {
 	service := &api.Service{Store: w.store, Runs: noEngine{w.store}, Log: zap.NewNop(), ConsoleURL: "http://127.0.0.1:8233"}
-	auth := api.NewAuth(w.store.Account)
+	auth := api.NewAuth(w.store)
 	changes := api.NewChanges(w.store, zap.NewNop())
 	server := api.New(api.Config{Service: service, Auth: auth, Changes: changes, Log: zap.NewNop(), Extra: func(e *echo.Echo) {
 		ui.Mount(e, service, ui.Options{Auth: auth, Changes: changes, AgentAway: time.Hour})

@@ -275,6 +275,9 @@ func (p *pages) audit(c echo.Context, _ api.Account) (*view, error) {
 	return v, nil
 }
 
+// From is by what way and from where it was done.
+func (a auditPart) From() string { return strings.TrimSpace(a.Via + " " + a.Address) }
+
 // auditOf lists an entry's details in the order of their names.
 func auditOf(e control.AuditEntry) auditPart {
 	out := auditPart{AuditEntry: e}

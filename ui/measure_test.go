@@ -204,7 +204,7 @@ var streamOf = regexp.MustCompile(`<main [^>]*data-events="([^"]*)"`)
 func (s *server) keepOpen(ctx context.Context, path, token string, asked *atomic.Int64) {
 	jar, _ := cookiejar.New(nil)
 	u, _ := url.Parse(s.url)
-	jar.SetCookies(u, []*http.Cookie{{Name: "backfill_session", Value: token}})
+	jar.SetCookies(u, []*http.Cookie{{Name: "backfill_session", Value: s.session(token)}})
 	// A browser keeps its connections: Go's default would open one for nearly each page.
 	client := &http.Client{Jar: jar, Transport: &http.Transport{MaxIdleConnsPerHost: 6}}
 	defer client.CloseIdleConnections()

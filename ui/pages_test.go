@@ -54,6 +54,31 @@ func TestPagesNeedASession(t *testing.T) {
 	}
 }
 
+func TestPagesOfAnotherSite(t *testing.T) {
+	w := newWorld(t)
+	const birchToken = "token-of-birch-0123456789"
+	require.NoError(t, w.store.CreateToken(t.Context(), "ada", control.Token{Name: "bert", Rights: control.Rights{Sites: map[string]control.Role{"birch": control.Admin}}}, birchToken))
+	for _, path := range append(w.everyPage(), "/sites/maple/proof", "/sites/maple/cutover?table=public.students&from=school") {
+		for _, header := range [][]string{nil, {"Backfill-Fragment", "1"}} {
+			// First somebody who may, so that what is kept of that page is not handed on.
+			_, body := w.get(path, adminToken, header...)
+			if path != "/backfills/99999" {
+				require.Regexp(t, "maple|birch", body, path)
+			}
+			own := strings.Contains(body, "/sites/birch")
+			res, body := w.get(path, birchToken, header...)
+			if own {
+				require.Equal(t, http.StatusOK, res.StatusCode, path)
+				require.Contains(t, body, "birch", path)
+			} else {
+				require.Equal(t, http.StatusNotFound, res.StatusCode, path)
+			}
+			require.NotContains(t, body, "/sites/maple", path)
+			require.NotContains(t, body, "students", path)
+		}
+	}
+}
+
 func TestSigningIn(t *testing.T) {
 	w := newWorld(t)
 	post := func(form url.Values, header ...string) (*http.Response, string) {
@@ -76,7 +101,7 @@ func TestSigningIn(t *testing.T) {
 	require.Contains(t, body, `content="0; url=/sites/maple?open=1-school"`)
 	c := session(res)
 	require.NotNil(t, c)
-	require.Equal(t, adminToken, c.Value)
+	require.NotEqual(t, adminToken, c.Value)
 	require.True(t, c.HttpOnly)
 	require.Equal(t, http.SameSiteStrictMode, c.SameSite)
 
@@ -92,7 +117,7 @@ func TestSigningIn(t *testing.T) {
 	res, body = post(url.Values{"token": {"wrong-token-0123456789"}})
 	require.Equal(t, http.StatusUnauthorized, res.StatusCode)
 	require.Nil(t, session(res))
-	require.Contains(t, body, "wrong or revoked")
+	require.Contains(t, body, "wrong, revoked or expired")
 
 	for _, site := range []string{"cross-site", "same-site"} {
 		res, _ = w.get("/signin?token="+adminToken, "", "Sec-Fetch-Site", site)
@@ -111,6 +136,56 @@ func TestSigningIn(t *testing.T) {
 	require.NoError(t, err)
 	res, _ = w.send(r, adminToken)
 	require.Less(t, session(res).MaxAge, 0)
+	res, _ = w.get("/", adminToken)
+	require.Equal(t, http.StatusSeeOther, res.StatusCode, "it is over, whoever still has the cookie")
+}
+
+func TestSigningInWithAPassword(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	const password = "correct horse battery"
+	require.NoError(t, w.store.CreateUser(ctx, "test", "Ruth", control.Rights{Sites: map[string]control.Role{"maple": control.Reviewer}}, password))
+	post := func(name, password, old string) (*http.Response, string) {
+		form := url.Values{"name": {name}, "password": {password}}
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url+"/signin", strings.NewReader(form.Encode()))
+		require.NoError(t, err)
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return w.send(r, old)
+	}
+	res, body := post("Ruth", "wrong horse battery", "")
+	require.Equal(t, http.StatusUnauthorized, res.StatusCode)
+	require.Contains(t, body, "The name or the password is wrong.")
+	require.NotContains(t, body, "wrong horse", "what was typed is not sent back")
+	_, unknown := post("nobody-of-us", "wrong horse battery", "")
+	require.Equal(t, strings.Replace(body, "Ruth", "nobody-of-us", 1), unknown, "names are not told")
+	res, _ = w.get("/signin?name=Ruth&password="+url.QueryEscape(password), "")
+	require.Empty(t, res.Cookies(), "a password in an address is not taken")
+
+	res, body = post("ruth", password, "")
+	require.Equal(t, http.StatusOK, res.StatusCode, body)
+	first := res.Cookies()[0].Value
+	_, body = w.get("/sites/maple", first)
+	require.Contains(t, body, "Ruth · reviewer")
+	res, _ = w.get("/sites/birch", first)
+	require.Equal(t, http.StatusNotFound, res.StatusCode)
+	res, _ = post("ruth", password, first)
+	second := res.Cookies()[0].Value
+	require.NotEqual(t, first, second)
+	res, _ = w.get("/sites/maple", first)
+	require.Equal(t, http.StatusSeeOther, res.StatusCode, "the session before has ended")
+	require.NoError(t, w.store.SetUser(ctx, "test", "Ruth", nil, new("another horse battery")))
+	require.Eventually(t, func() bool {
+		res, _ := w.get("/sites/maple", second)
+		return res.StatusCode == http.StatusSeeOther
+	}, 20*time.Second, 100*time.Millisecond, "another password ends sessions")
+
+	for range 12 {
+		res, body = post("Ruth", "wrong horse battery", "")
+	}
+	require.Equal(t, http.StatusTooManyRequests, res.StatusCode)
+	require.Contains(t, body, "Too many failed tries")
+	res, _ = post("Ruth", "another horse battery", "")
+	require.Equal(t, http.StatusTooManyRequests, res.StatusCode, "the right one neither: else guessing could go on")
 }
 
 var inline = regexp.MustCompile(`(?i)<script(?:\s[^>]*)?>\s*[^<\s]|<style|<[^>]+\s(style|on[a-z]+)=|(src|href|action)="?(https?:)?//`)

@@ -6,47 +6,67 @@ import (
 	"strings"
 
 	"github.com/labstack/echo/v4"
+	"go.uber.org/zap"
 
 	"backfill/api"
 	"backfill/internal/backfill"
 )
 
 type signInData struct {
+	Name    string
+	Link    string // to make the first account with
 	Next    string
 	Problem string
 }
 
-// signIn asks for a token, checks it, and leaves it in a cookie that scripts cannot
-// read and other sites cannot send. A link with a token in it, as printed on the
+// signIn asks for a name and a password, or a token, and begins a session, whose id
+// stays in a cookie that scripts cannot read and other sites cannot send. A link with a token in it, as printed on the
 // terminal, signs in at once.
 func (p *pages) signIn(c echo.Context) error {
 	r := c.Request()
 	c.Response().Header().Set("Referrer-Policy", "no-referrer") // the address may hold a token
+	status := http.StatusOK
 	d := signInData{Next: local(c.FormValue("next"))}
-	token := strings.TrimSpace(c.FormValue("token"))
+	d.Link = c.FormValue("link")
+	d.Name = strings.TrimSpace(c.FormValue("name"))
+	token, password := strings.TrimSpace(c.FormValue("token")), c.FormValue("password")
+	nothing := token == "" && (d.Name == "" || password == "" || r.Method != http.MethodPost)
 	switch {
-	case token == "" && r.Method == http.MethodPost:
-		d.Problem = "Paste a token."
-	case token == "":
+	case nothing && r.Method == http.MethodPost:
+		d.Problem = "Give a name and a password, or a token."
+	case nothing && d.Link != "": // the form asks for the rest
+	case nothing:
 		if _, err := p.Auth.Authenticate(r); err == nil {
 			return c.Redirect(http.StatusSeeOther, d.Next)
 		}
 	case fromElsewhere(r):
 		// Else any page could sign a visitor in under an account of its choice.
-		d.Problem = "A link on another site cannot sign you in. Paste the token here."
+		d.Problem = "A link on another site cannot sign you in. Sign in here."
 	default:
-		_, err := p.Auth.Account(r.Context(), token)
+		var id string
+		var err error
+		if d.Link != "" {
+			id, err = p.service.FirstUser(r.Context(), d.Link, d.Name, password, p.Auth.Address(r), p.SessionFor)
+		} else if token != "" {
+			id, err = p.service.SignInByToken(r.Context(), token, p.Auth.Address(r), p.SessionFor)
+		} else {
+			id, err = p.service.SignIn(r.Context(), d.Name, password, p.Auth.Address(r), p.SessionFor)
+		}
 		if err == nil {
-			c.SetCookie(p.cookie(c, token, int(p.SessionFor.Seconds())))
+			p.endSession(c) // never the same id before and after
+			c.SetCookie(p.cookie(c, id, int(p.SessionFor.Seconds())))
 			return p.bounce(c, d.Next)
 		}
-		d.Problem = "Tokens cannot be checked now: the control database does not answer. Try again in a moment."
-		if backfill.CodeOf(err) == backfill.Unauthorized {
-			d.Problem = "This token is wrong or revoked."
+		switch backfill.CodeOf(err) {
+		case backfill.Unauthorized, backfill.TooMany, backfill.Invalid, backfill.Conflict:
+			d.Problem = capitalise(err.Error()) + "."
+		default:
+			p.service.Log.Error("sign in", zap.Error(err))
+			d.Problem = "Nobody can sign in now: the control database does not answer. Try again in a moment."
 		}
+		status = api.ProblemOf(err).Status
 	}
-	status := http.StatusOK
-	if d.Problem != "" {
+	if d.Problem != "" && status == http.StatusOK {
 		status = http.StatusUnauthorized
 	}
 	return p.render(c, status, &view{template: "signin", Title: "Sign in", Data: d})
@@ -54,9 +74,22 @@ func (p *pages) signIn(c echo.Context) error {
 
 func (p *pages) signOut(c echo.Context) error {
 	if !fromElsewhere(c.Request()) {
+		p.endSession(c)
 		c.SetCookie(p.cookie(c, "", -1))
 	}
 	return c.Redirect(http.StatusSeeOther, "/signin")
+}
+
+// endSession ends the session that a request's cookie names.
+func (p *pages) endSession(c echo.Context) {
+	old, err := c.Cookie(api.SessionCookie)
+	if err != nil || old.Value == "" {
+		return
+	}
+	if err := p.service.EndSession(c.Request().Context(), old.Value); err != nil {
+		p.service.Log.Warn("a session was not ended", zap.Error(err))
+	}
+	p.Auth.Forget(old.Value)
 }
 
 func (p *pages) cookie(c echo.Context, value string, maxAge int) *http.Cookie {

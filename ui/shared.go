@@ -77,7 +77,7 @@ func (p *pages) fragment(c echo.Context, a api.Account, h handler) error {
 // so and others may ask for it: that is done once for all, for what a part costs is
 // then mostly its bytes on their way.
 func (p *pages) fresh(c echo.Context, a api.Account, h handler) (status int, html, zipped []byte, err error) {
-	key := string(a.Role) + " " + c.Request().URL.RequestURI()
+	key := string(a.Role) + " " + a.Rights.String() + " " + c.Request().URL.RequestURI()
 	all := p.shared.part(key)
 	part := all
 	if all.personal.Load() {

@@ -48,9 +48,9 @@ type sitePart struct {
 	SecondPerson                                      bool
 }
 
-func (p *pages) sites(c echo.Context, _ api.Account) (*view, error) {
+func (p *pages) sites(c echo.Context, a api.Account) (*view, error) {
 	ctx := c.Request().Context()
-	all, err := p.service.Sites(ctx)
+	all, err := p.service.Sites(ctx, a)
 	if err != nil {
 		return nil, err
 	}

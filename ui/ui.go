@@ -48,7 +48,7 @@ type pages struct {
 // scripts ask /api/v1 of the same origin.
 func Mount(e *echo.Echo, s *api.Service, opts Options) {
 	if opts.Auth == nil {
-		opts.Auth = api.NewAuth(s.Store.Account)
+		opts.Auth = api.NewAuth(s.Store)
 	}
 	if opts.AgentAway == 0 {
 		opts.AgentAway = 30 * time.Second
@@ -153,6 +153,11 @@ func (p *pages) page(h handler) echo.HandlerFunc {
 		account, err := p.Auth.Authenticate(c.Request())
 		if backfill.CodeOf(err) == backfill.Unauthorized {
 			return p.toSignIn(c)
+		}
+		if err == nil {
+			r := c.Request()
+			c.SetRequest(r.WithContext(account.WithOrigin(r.Context())))
+			account, err = p.service.Place(r.Context(), account, c.Path(), c.Param)
 		}
 		if err == nil && p.Changes != nil && c.Request().Header.Get(fragmentHeader) != "" {
 			return p.fragment(c, account, h)

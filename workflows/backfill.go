@@ -232,7 +232,9 @@ func (b *run) listen(ctx workflow.Context) error {
 		}
 	}
 	hold := func(paused bool) func(workflow.Context, By, string) (BackfillStatus, error) {
-		return func(ctx workflow.Context, by By, _ string) (BackfillStatus, error) { return b.hold(ctx, paused, by) }
+		return func(ctx workflow.Context, by By, via string) (BackfillStatus, error) {
+			return b.hold(ctx, paused, by, via)
+		}
 	}
 	if err := errors.Join(
 		handle(ctx, b, Approve, decide(true), b.undecidable),
@@ -296,33 +298,41 @@ func (b *run) undecidable(d Decision) error {
 }
 
 func (b *run) decide(ctx workflow.Context, approve bool, d Decision, via string) (BackfillStatus, error) {
-	v := activities.Verdict{RequestID: b.in.RequestID, Approve: approve,
+	v := activities.Verdict{RequestID: b.in.RequestID, Approve: approve, Origin: origin(d.Origin, via),
 		Decision: control.Decision{By: d.By, Revision: d.Revision, Note: d.Note, SkipIdentical: d.SkipIdentical, Via: via}}
 	return b.record(ctx, d.By, "Record "+d.By+"'s decision", controller.Decide, v)
 }
 
-func (b *run) hold(ctx workflow.Context, paused bool, by By) (BackfillStatus, error) {
+// origin is from where something was asked for, as the audit has it.
+func origin(said control.Origin, via string) control.Origin {
+	if via != "" {
+		return control.Origin{Via: via}
+	}
+	return said
+}
+
+func (b *run) hold(ctx workflow.Context, paused bool, by By, via string) (BackfillStatus, error) {
 	return b.record(ctx, by.By, map[bool]string{true: "Pause for ", false: "Resume for "}[paused]+by.By, controller.Pause,
-		activities.Hold{RequestID: b.in.RequestID, By: by.By, Note: by.Note, Paused: paused})
+		activities.Hold{RequestID: b.in.RequestID, By: by.By, Note: by.Note, Paused: paused, Origin: origin(by.Origin, via)})
 }
 
 // judge has the receiver's agent go over the staged rows again.
-func (b *run) judge(ctx workflow.Context, by By, _ string) (BackfillStatus, error) {
+func (b *run) judge(ctx workflow.Context, by By, via string) (BackfillStatus, error) {
 	_, err := b.record(ctx, by.By, "Judge the staged rows again for "+by.By, controller.Rejudge,
-		activities.Judgement{RequestID: b.in.RequestID, Revision: b.now.Revision, By: by.By})
+		activities.Judgement{RequestID: b.in.RequestID, Revision: b.now.Revision, By: by.By, Origin: origin(by.Origin, via)})
 	if err == nil {
 		b.classify(ctx)
 	}
 	return b.status(), err
 }
 
-func (b *run) cancel(ctx workflow.Context, by By, _ string) (BackfillStatus, error) {
+func (b *run) cancel(ctx workflow.Context, by By, via string) (BackfillStatus, error) {
 	reason := "cancelled by " + by.By
 	if by.Note != "" {
 		reason += ": " + by.Note
 	}
 	return b.record(ctx, by.By, "Cancel for "+by.By, controller.Close,
-		activities.Closing{RequestID: b.in.RequestID, By: by.By, To: backfill.Cancelled, Reason: reason})
+		activities.Closing{RequestID: b.in.RequestID, By: by.By, To: backfill.Cancelled, Reason: reason, Origin: origin(by.Origin, via)})
 }
 
 // record runs a short activity for a person and learns from its answer.

@@ -17,6 +17,7 @@ import (
 
 	"backfill/activities"
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 )
 
 // The branches and timing of the workflow. What its activities really do is tested
@@ -29,8 +30,9 @@ type backfillSuite struct {
 	db     activities.Snapshot
 	mu     sync.Mutex // of db, where activities may run beside each other
 	in     BackfillInput
-	via    string // by what way the last decision came
-	judged int    // how often the staged rows were judged
+	origin control.Origin // of the last decision, for the audit
+	via    string         // by what way the last decision came
+	judged int            // how often the staged rows were judged
 }
 
 func TestBackfillWorkflow(t *testing.T) { suite.Run(t, new(backfillSuite)) }
@@ -56,7 +58,7 @@ func (s *backfillSuite) SetupTest() {
 		if s.db.State != backfill.AwaitingReview || v.Decision.Revision != s.db.Revision {
 			return activities.Snapshot{}, temporal.NewNonRetryableApplicationError("not now", ErrConflict, nil)
 		}
-		s.db.State, s.db.ReviewedBy, s.via = backfill.Rejected, v.Decision.By, v.Decision.Via
+		s.db.State, s.db.ReviewedBy, s.via, s.origin = backfill.Rejected, v.Decision.By, v.Decision.Via, v.Origin
 		if v.Approve {
 			s.db.State = backfill.Releasing
 		}
@@ -172,10 +174,19 @@ func (s *backfillSuite) TestSignalsUnderAPlaceholderAreIgnoredAndOthersMarked() 
 	s.after(time.Hour, func() { s.env.SignalWorkflow(Approve, Decision{By: "your name", Revision: 1}) })
 	s.after(2*time.Hour, func() {
 		s.Equal(backfill.AwaitingReview, s.db.State)
-		s.env.SignalWorkflow(Reject, Decision{By: "bo", Revision: 1, Note: "no"})
+		s.env.SignalWorkflow(Reject, Decision{By: "bo", Revision: 1, Note: "no", Origin: control.Origin{Via: control.ViaSession, Address: "192.0.2.1"}})
 	})
 	s.Equal(backfill.Rejected, s.run().State)
 	s.Equal(backfill.ViaTemporal, s.via)
+	s.Equal(control.Origin{Via: backfill.ViaTemporal}, s.origin, "what a signal says of that is not believed")
+}
+
+func (s *backfillSuite) TestAnUpdateTellsTheAuditFromWhere() {
+	from := control.Origin{Via: control.ViaSession, Address: "192.0.2.1"}
+	s.walks(10)
+	s.after(time.Hour, func() { s.update(Reject, Decision{By: "ana", Revision: 1, Note: "no", Origin: from}) })
+	s.Equal(backfill.Rejected, s.run().State)
+	s.Equal(from, s.origin)
 }
 
 func (s *backfillSuite) TestJudgingAgainRunsTheReceiverOnceMore() {

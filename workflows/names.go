@@ -7,6 +7,7 @@ import (
 	"go.temporal.io/sdk/temporal"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 )
 
 // ControlQueue is the task queue of all workflows and control activities.
@@ -46,12 +47,17 @@ type Decision struct {
 	Revision      int64  `json:"revision"`
 	Note          string `json:"note"`
 	SkipIdentical bool   `json:"skip_identical,omitempty"`
+
+	// Origin is for the audit. The API says it; of a signal it is not believed.
+	Origin control.Origin `json:"origin,omitzero"`
 }
 
 // By is the payload of pause, resume and cancel.
 type By struct {
 	By   string `json:"by"`
 	Note string `json:"note,omitempty"`
+
+	Origin control.Origin `json:"origin,omitzero"` // as of Decision
 }
 
 // BackfillInput starts a Backfill workflow. It names the request; everything else

@@ -22,7 +22,7 @@ var may = map[string][]string{
 	"internal/proof":    {},
 	"shadow":            {}, // applications import it
 	"internal/connect":  {"github.com/jackc/pgx/v5"},
-	"internal/control":  {"internal/backfill", "internal/connect", "internal/row", "internal/pace", "internal/proof", "github.com/jackc/pgx/v5", "github.com/pressly/goose/v3"},
+	"internal/control":  {"internal/backfill", "internal/connect", "internal/row", "internal/pace", "internal/proof", "github.com/jackc/pgx/v5", "github.com/pressly/goose/v3", "golang.org/x/crypto"},
 	"internal/side":     {"internal/backfill", "internal/connect", "internal/row", "internal/copypipe", "internal/proof", "github.com/jackc/pgx/v5"},
 	"internal/metrics":  {"internal/control", "internal/pace", "github.com/prometheus/client_golang", "github.com/jackc/pgx/v5", "go.temporal.io/sdk"},
 	"activities": {"internal/backfill", "internal/control", "internal/side", "internal/row", "internal/pace", "internal/copypipe", "internal/proof",
@@ -41,6 +41,7 @@ var only = map[string][]string{
 	"github.com/labstack/echo/v4":         {"api", "ui", "internal/dev", "internal/serve"},
 	"github.com/jackc/pgx/v5":             {"internal/control", "internal/side", "internal/row", "internal/connect", "internal/local", "internal/dev", "internal/testkit", "internal/metrics", "api", "docs/guides"},
 	"github.com/pressly/goose/v3":         {"internal/control"},
+	"golang.org/x/crypto":                 {"internal/control"},
 	"github.com/getkin/kin-openapi":       {"api"},
 	"github.com/prometheus/client_golang": {"api", "internal/metrics", "internal/serve", "internal/dev"},
 	"github.com/alecthomas/kong":          {"internal/cli", ""},

@@ -17,6 +17,7 @@ const (
 	Conflict     Code = "conflict"     // wrong state, wrong revision, or already open
 	Unauthorized Code = "unauthorized" // no valid token
 	Forbidden    Code = "forbidden"    // the role is too small
+	TooMany      Code = "too_many"     // tried too often
 	Unavailable  Code = "unavailable"  // a part that is needed is away
 )
 

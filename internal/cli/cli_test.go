@@ -320,7 +320,7 @@ func TestCommands(t *testing.T) {
 		out: []string{"7  applied"}, asked: "GET /sites/shop/history?limit=3 ",
 	}, {
 		name: "audit", args: "audit", routes: map[string]any{"GET /audit": `{"data":[{"at":"2026-01-01T00:00:00Z","account":"ann","action":"site.create","subject":"shop","detail":{"sides": ["a","b"]}}]}`},
-		out: []string{`ann      site.create  –     shop     {"sides":["a","b"]}`},
+		out: []string{`ann      –     site.create  –     shop     {"sides":["a","b"]}`},
 	}, {
 		name: "a limit that is none", args: "audit --limit 0", status: Misused,
 	}, {

@@ -552,13 +552,13 @@ type Audit struct {
 }
 
 func (c *Audit) Run(ctx context.Context, s *session) error {
-	t := s.table("WHEN", "ACCOUNT", "ACTION", "SITE", "SUBJECT", "DETAIL")
+	t := s.table("WHEN", "ACCOUNT", "FROM", "ACTION", "SITE", "SUBJECT", "DETAIL")
 	_, err := list(ctx, s, c.Paging, "/audit", filters("site", c.Site), t, func(x auditEntry) {
 		when := "–"
 		if x.At != nil {
 			when = x.At.Local().Format(time.DateTime)
 		}
-		t.row(when, x.Account, x.Action, dash(x.Site), x.Subject, detail(x.Detail))
+		t.row(when, x.Account, dash(strings.TrimSpace(x.Via+" "+x.Address)), x.Action, dash(x.Site), x.Subject, detail(x.Detail))
 	})
 	return err
 }

@@ -235,5 +235,7 @@ type auditEntry struct {
 	Action  string          `json:"action"`
 	Site    string          `json:"site"`
 	Subject string          `json:"subject"`
+	Via     string          `json:"via"`
+	Address string          `json:"address"`
 	Detail  json.RawMessage `json:"detail"`
 }

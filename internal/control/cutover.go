@@ -29,12 +29,17 @@ func (s *Store) PutPolicy(ctx context.Context, by string, d backfill.Direction, 
 		if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.cutover (direction, table_id) VALUES ($1, $2) ON CONFLICT DO NOTHING`, d.ID, t.ID); err != nil {
 			return err
 		}
+		before, err := standing(ctx, tx, `SELECT objective, soak::text AS soak, proof_age::text AS proof_age, max_lag::text AS max_lag, sample
+			  FROM backfill_control.cutover WHERE direction = $1 AND table_id = $2 FOR UPDATE`, d.ID, t.ID)
+		if err != nil {
+			return err
+		}
 		if _, err := tx.Exec(ctx, `
 			UPDATE backfill_control.cutover SET objective = coalesce($3, objective), soak = coalesce($4, soak), proof_age = coalesce($5, proof_age), max_lag = coalesce($6, max_lag),
 			       sample = coalesce($7, sample), set_by = $8 WHERE direction = $1 AND table_id = $2`, d.ID, t.ID, c.Objective, c.Soak, c.ProofAge, c.MaxLag, c.Sample, by); err != nil {
 			return err
 		}
-		detail := map[string]any{"from": d.From}
+		detail := map[string]any{"from": d.From, "before": before}
 		for name, v := range map[string]*time.Duration{"soak": c.Soak, "proof_age": c.ProofAge, "max_lag": c.MaxLag} {
 			if v != nil {
 				detail[name] = v.String()

@@ -131,6 +131,10 @@ func (s *Store) PutGates(ctx context.Context, by, site string, gates []pace.Gate
 	}
 	return s.in(ctx, func(tx pgx.Tx) error {
 		for _, g := range gates {
+			before, err := standing(ctx, tx, gateStanding, site, g.Name)
+			if err != nil {
+				return err
+			}
 			tag, err := tx.Exec(ctx, `
 				INSERT INTO backfill_control.gate AS g (site, name, side, table_id, kind, "limit", url, query, max_age)
 				VALUES ($1, $2, $3, (SELECT id FROM backfill_control.table_config WHERE site = $1 AND name = $4 AND removed_at IS NULL), $5, $6, $7, $8, $9)
@@ -143,22 +147,24 @@ func (s *Store) PutGates(ctx context.Context, by, site string, gates []pace.Gate
 				return err
 			}
 			if tag.RowsAffected() > 0 {
-				if err := audit(ctx, tx, by, "gate.put", site, g.Name, map[string]any{"gate": g}); err != nil {
+				if err := audit(ctx, tx, by, "gate.put", site, g.Name, map[string]any{"gate": g, "before": before}); err != nil {
 					return err
 				}
 			}
 		}
 		if only {
-			rows, err := tx.Query(ctx, `DELETE FROM backfill_control.gate WHERE site = $1 AND name <> ALL ($2) RETURNING name`, site, names)
+			rows, err := tx.Query(ctx, `DELETE FROM backfill_control.gate WHERE site = $1 AND name <> ALL ($2) RETURNING name, side, kind, "limit", url, query, max_age::text AS max_age`, site, names)
 			if err != nil {
 				return err
 			}
-			gone, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			gone, err := pgx.CollectRows(rows, pgx.RowToMap)
 			if err != nil {
 				return err
 			}
-			for _, name := range gone {
-				if err := audit(ctx, tx, by, "gate.remove", site, name, nil); err != nil {
+			for _, before := range gone {
+				name := before["name"].(string)
+				delete(before, "name")
+				if err := audit(ctx, tx, by, "gate.remove", site, name, map[string]any{"before": before}); err != nil {
 					return err
 				}
 			}
@@ -167,12 +173,18 @@ func (s *Store) PutGates(ctx context.Context, by, site string, gates []pace.Gate
 	})
 }
 
+const gateStanding = `SELECT side, kind, "limit", url, query, max_age::text AS max_age FROM backfill_control.gate WHERE site = $1 AND name = $2`
+
 // DeleteGate removes a gate, or says NotFound.
 func (s *Store) DeleteGate(ctx context.Context, by, site, name string) error {
 	if _, err := s.Site(ctx, site); err != nil {
 		return err
 	}
 	return s.in(ctx, func(tx pgx.Tx) error {
+		before, err := standing(ctx, tx, gateStanding, site, name)
+		if err != nil {
+			return err
+		}
 		tag, err := tx.Exec(ctx, `DELETE FROM backfill_control.gate WHERE site = $1 AND name = $2`, site, name)
 		if err != nil {
 			return err
@@ -180,7 +192,7 @@ func (s *Store) DeleteGate(ctx context.Context, by, site, name string) error {
 		if tag.RowsAffected() == 0 {
 			return backfill.Errorf(backfill.NotFound, "no gate %q of site %q", name, site)
 		}
-		if err := audit(ctx, tx, by, "gate.remove", site, name, nil); err != nil {
+		if err := audit(ctx, tx, by, "gate.remove", site, name, map[string]any{"before": before}); err != nil {
 			return err
 		}
 		return s.gatesChanged(ctx, tx, site)

@@ -161,9 +161,10 @@ func (s *Store) Run(ctx context.Context, id int64) (*backfill.Reconciliation, er
 // RunFilter narrows a list of runs; zero fields do not narrow.
 type RunFilter struct {
 	Site, Table, From string
-	Open              bool  // only those under way, which of shadow reads are never listed
-	Whole             bool  // only finished ones of the whole table
-	Before            int64 // ids below
+	Sites             []string // any of these, nil for all
+	Open              bool     // only those under way, which of shadow reads are never listed
+	Whole             bool     // only finished ones of the whole table
+	Before            int64    // ids below
 	Limit             int
 }
 
@@ -173,7 +174,8 @@ func (s *Store) Reconciliations(ctx context.Context, f RunFilter) ([]*backfill.R
 		 WHERE ($1 = '' OR d.site = $1) AND ($2 = '' OR t.name = $2) AND ($3 = '' OR d.from_side = $3)
 		   AND (NOT $4 OR r.state IN ('PENDING', 'RUNNING')) AND (r.mode <> 'shadow' OR r.state NOT IN ('PENDING', 'RUNNING') AND EXISTS (SELECT FROM backfill_control.difference f WHERE f.run_id = r.id))
 		   AND (NOT $5 OR r.state = 'FINISHED' AND r.mode IN ('full', 'sampled')) AND ($6 = 0 OR r.id < $6)
-		 ORDER BY r.id DESC LIMIT $7`, f.Site, f.Table, f.From, f.Open, f.Whole, f.Before, f.Limit)
+		   AND ($8::text[] IS NULL OR d.site = ANY ($8))
+		 ORDER BY r.id DESC LIMIT $7`, f.Site, f.Table, f.From, f.Open, f.Whole, f.Before, f.Limit, f.Sites)
 }
 
 // ReceiverReady stores how the receiver's table is made, once.

@@ -108,7 +108,8 @@ func (s *Store) Request(ctx context.Context, id int64) (*backfill.Request, error
 
 // RequestFilter narrows a list of requests; zero fields do not narrow.
 type RequestFilter struct {
-	Site, Table, From string // Table in the spelling it is stored in
+	Site, Table, From string   // Table in the spelling it is stored in
+	Sites             []string // any of these, nil for all
 	States            []string
 	Before            int64 // ids below
 	Limit             int
@@ -118,8 +119,8 @@ type RequestFilter struct {
 func (s *Store) Requests(ctx context.Context, f RequestFilter) ([]*backfill.Request, error) {
 	rows, err := s.pool.Query(ctx, `SELECT `+requestColumns+requestFrom+`
 		 WHERE ($1 = '' OR d.site = $1) AND ($2 = '' OR t.name = $2) AND ($3 = '' OR d.from_side = $3)
-		   AND (cardinality($4::text[]) IS NULL OR r.state = ANY ($4)) AND ($5 = 0 OR r.id < $5)
-		 ORDER BY r.id DESC LIMIT $6`, f.Site, f.Table, f.From, f.States, f.Before, f.Limit)
+		   AND (cardinality($4::text[]) IS NULL OR r.state = ANY ($4)) AND ($5 = 0 OR r.id < $5) AND ($7::text[] IS NULL OR d.site = ANY ($7))
+		 ORDER BY r.id DESC LIMIT $6`, f.Site, f.Table, f.From, f.States, f.Before, f.Limit, f.Sites)
 	if err != nil {
 		return nil, err
 	}

@@ -21,11 +21,15 @@ type Schedule struct {
 // PutSchedule makes a table be reconciled by the clock; nil ends that.
 func (s *Store) PutSchedule(ctx context.Context, by string, d backfill.Direction, table *backfill.Table, c *Schedule) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
+		before, err := standing(ctx, tx, `SELECT every::text AS every, mode, sample FROM backfill_control.reconcile_schedule WHERE direction = $1 AND table_id = $2 FOR UPDATE`, d.ID, table.ID)
+		if err != nil {
+			return err
+		}
 		if c == nil {
 			if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.reconcile_schedule WHERE direction = $1 AND table_id = $2`, d.ID, table.ID); err != nil {
 				return err
 			}
-			return audit(ctx, tx, by, "schedule.end", table.Site, table.Name, map[string]any{"from": d.From})
+			return audit(ctx, tx, by, "schedule.end", table.Site, table.Name, map[string]any{"from": d.From, "before": before})
 		}
 		if _, err := tx.Exec(ctx, `
 			INSERT INTO backfill_control.reconcile_schedule (direction, table_id, every, mode, sample, set_by) VALUES ($1, $2, $3, $4, nullif($5::int, 0), $6)
@@ -33,7 +37,7 @@ func (s *Store) PutSchedule(ctx context.Context, by string, d backfill.Direction
 			d.ID, table.ID, c.Every, c.Mode, c.Sample, by); err != nil {
 			return err
 		}
-		return audit(ctx, tx, by, "schedule.put", table.Site, table.Name, map[string]any{"from": d.From, "every": c.Every.String(), "mode": c.Mode, "sample": c.Sample})
+		return audit(ctx, tx, by, "schedule.put", table.Site, table.Name, map[string]any{"from": d.From, "every": c.Every.String(), "mode": c.Mode, "sample": c.Sample, "before": before})
 	})
 }
 

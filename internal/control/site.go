@@ -89,14 +89,15 @@ func (s *Store) createSite(ctx context.Context, by, name string, sides [2]string
 // SetSecondPerson says whether whoever asks for a backfill of a site may approve it too.
 func (s *Store) SetSecondPerson(ctx context.Context, by, name string, second bool) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `UPDATE backfill_control.site SET second_person = $2 WHERE name = $1`, name, second)
-		if err == nil && tag.RowsAffected() == 0 {
-			err = backfill.Errorf(backfill.NotFound, "no site %q", name)
+		var before bool
+		if err := tx.QueryRow(ctx, `SELECT second_person FROM backfill_control.site WHERE name = $1 FOR UPDATE`, name).Scan(&before); err != nil {
+			return one(err, "site %q", name)
 		}
-		if err != nil {
+		if _, err := tx.Exec(ctx, `UPDATE backfill_control.site SET second_person = $2 WHERE name = $1`, name, second); err != nil {
 			return err
 		}
-		if err := audit(ctx, tx, by, "site.change", name, name, map[string]any{"second_person": map[bool]string{true: "on", false: "off"}[second]}); err != nil {
+		word := map[bool]string{true: "on", false: "off"}
+		if err := audit(ctx, tx, by, "site.change", name, name, map[string]any{"second_person": word[second], "before": word[before]}); err != nil {
 			return err
 		}
 		return notify(ctx, tx, "site", name)

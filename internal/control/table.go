@@ -69,6 +69,14 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		}
 		before, err := tableIn(ctx, tx, site, parsed.String())
 		known := err == nil
+		standsAs, e := standing(ctx, tx, `SELECT active, op_create AS "create", op_update AS "update", op_delete AS "delete", captured_from, apply_order
+			  FROM backfill_control.table_config WHERE site = $1 AND name = $2 AND removed_at IS NULL`, site, parsed.String())
+		if e != nil {
+			return e
+		}
+		if known && before.Mapping != nil {
+			standsAs["mapping"] = before.Mapping
+		}
 		if err != nil && backfill.CodeOf(err) != backfill.NotFound {
 			return err
 		}
@@ -115,7 +123,7 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		if err := goesRound(ctx, tx, site, parsed.String()); err != nil {
 			return err
 		}
-		if err := audit(ctx, tx, by, "table.put", site, parsed.String(), map[string]any{"change": c}); err != nil {
+		if err := audit(ctx, tx, by, "table.put", site, parsed.String(), map[string]any{"change": c, "before": standsAs}); err != nil {
 			return err
 		}
 		return notify(ctx, tx, "site", site)

@@ -313,7 +313,7 @@ func (e *environment) serve(ctx context.Context, l net.Listener) error {
 	for i, a := range e.agents {
 		registry.MustRegister(serve.AgentFigures(a, e.sides[i])...)
 	}
-	server := serve.HTTP(&api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}, e.log.Named("api"), registry)
+	server := serve.HTTP(&api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}, api.Trust{}, e.log.Named("api"), registry)
 	cfg := worker.Config{Temporal: e.client, Name: serve.Name(), Keep: control.Keep{Requests: 90 * 24 * time.Hour, History: 30 * 24 * time.Hour}, Store: e.store, PublicURL: e.url, Log: e.log.Named("worker")}
 
 	g, ctx := errgroup.WithContext(ctx)

@@ -3,9 +3,11 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -57,9 +59,9 @@ func NewLog(verbose bool) (*zap.Logger, error) {
 
 // HTTP is the API with the web pages. Its figures, and those of the installation, are
 // added to a registry, which it shows at /metrics.
-func HTTP(service *api.Service, log *zap.Logger, registry *prometheus.Registry) *api.Server {
+func HTTP(service *api.Service, trust api.Trust, log *zap.Logger, registry *prometheus.Registry) *api.Server {
 	registry.MustRegister(metrics.Installation{Store: service.Store, Temporal: service.Runs.Check}, metrics.Proof{Store: service.Store})
-	auth, changes := api.NewAuth(service.Store.Account), api.NewChanges(service.Store, log)
+	auth, changes := api.NewAuthBehind(service.Store, trust), api.NewChanges(service.Store, log)
 	return api.New(api.Config{Service: service, Auth: auth, Changes: changes, Log: log, Registry: registry,
 		Extra: func(e *echo.Echo) { ui.Mount(e, service, ui.Options{Auth: auth, Changes: changes}) }})
 }
@@ -71,7 +73,9 @@ type API struct {
 	Listen    string
 	Console   string // base URL of Temporal's web console, may be empty
 	PublicURL string // where people reach this process, may be empty
+	Trust     api.Trust
 	Log       *zap.Logger
+	Out       io.Writer // where a link to the first account is printed, which is not for logs
 }
 
 // Run serves until ctx ends.
@@ -93,8 +97,15 @@ func (a API) Run(ctx context.Context) error {
 		return err
 	}
 	a.Log.Info("api listens", zap.String("address", l.Addr().String()))
+	link, err := store.FirstLink(ctx)
+	if err != nil {
+		return err
+	}
+	if link != "" {
+		fmt.Fprintf(a.Out, "nobody can sign in yet; make the first account within an hour: %s/signin?link=%s\n", cmp.Or(a.PublicURL, "http://"+l.Addr().String()), link)
+	}
 	return HTTP(&api.Service{Store: store, Runs: api.NewRuns(c), Log: a.Log, PublicURL: a.PublicURL, ConsoleURL: a.Console,
-		Namespace: a.Temporal.Namespace}, a.Log, registry).Serve(ctx, l)
+		Namespace: a.Temporal.Namespace}, a.Trust, a.Log, registry).Serve(ctx, l)
 }
 
 // Listen opens a TCP port, or says which one and what to do.
