@@ -301,7 +301,7 @@ func TestASlowBrowserHoldsUpItselfAlone(t *testing.T) {
 	slow, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
 	require.NoError(t, err)
 	defer slow.Close()
-	ask := fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nBackfill-Fragment: 1\r\nCookie: backfill_session=%s\r\n\r\n", path, viewerToken)
+	ask := fmt.Sprintf("GET %s HTTP/1.1\r\nHost: x\r\nBackfill-Fragment: 1\r\nCookie: backfill_session=%s\r\n\r\n", path, w.session(viewerToken))
 	// Until the server takes no more questions, as its answers find no room.
 	for err == nil {
 		require.NoError(t, slow.SetWriteDeadline(time.Now().Add(time.Second)))
@@ -313,7 +313,7 @@ func TestASlowBrowserHoldsUpItselfAlone(t *testing.T) {
 	client := http.Client{Timeout: 5 * time.Second}
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+path, nil)
 	require.NoError(t, err)
-	r.AddCookie(&http.Cookie{Name: "backfill_session", Value: viewerToken})
+	r.AddCookie(&http.Cookie{Name: "backfill_session", Value: w.session(viewerToken)})
 	r.Header.Set("Backfill-Fragment", "1")
 	res, err := client.Do(r)
 	require.NoError(t, err)

@@ -26,6 +26,9 @@ type dutyRun struct {
 	mu      sync.Mutex
 	started map[string][]time.Time
 	infos   map[string]activity.Info
+	// suggest says, by how many turns of each duty have ended, whether the workflow is to
+	// continue as new; nil for never.
+	suggest func(turns map[string]int) bool
 }
 
 func newDutyRun(t *testing.T, turn func(name string, n int) error) *dutyRun {
@@ -52,6 +55,14 @@ func newDutyRun(t *testing.T, turn func(name string, n int) error) *dutyRun {
 		d.started[info.ActivityType.Name] = append(d.started[info.ActivityType.Name], d.env.Now())
 		d.infos[info.ActivityType.Name] = *info
 	})
+	// In the environment's own thread: the workflow reads it there.
+	ended := map[string]int{}
+	d.env.SetOnActivityCompletedListener(func(info *activity.Info, _ converter.EncodedValue, _ error) {
+		ended[info.ActivityType.Name]++
+		if d.suggest != nil && d.suggest(ended) {
+			d.env.SetContinueAsNewSuggested(true)
+		}
+	})
 	return d
 }
 
@@ -70,21 +81,21 @@ func TestDutiesGoOnForEver(t *testing.T) {
 		"Sweep":      {Sweep, nil, ControlQueue, []string{"Sweep"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var d *dutyRun
-			ended := 0
-			d = newDutyRun(t, func(_ string, n int) error {
-				switch n {
-				case 2:
+			d := newDutyRun(t, func(_ string, n int) error {
+				if n == 2 {
 					return temporal.NewNonRetryableApplicationError("the table is gone", "permanent", nil)
-				case 3:
-					d.mu.Lock()
-					defer d.mu.Unlock()
-					if ended++; ended == len(c.duties) {
-						d.env.SetContinueAsNewSuggested(true)
-					}
 				}
 				return nil
 			})
+			d.suggest = func(turns map[string]int) bool {
+				third := 0
+				for _, n := range turns {
+					if n >= 3 {
+						third++
+					}
+				}
+				return third == len(c.duties)
+			}
 			d.env.ExecuteWorkflow(c.workflow, c.args...)
 			var again *workflow.ContinueAsNewError
 			require.ErrorAs(t, d.env.GetWorkflowError(), &again)
@@ -110,14 +121,13 @@ func TestDutiesGoOnForEver(t *testing.T) {
 
 // An attempt that failed is made again by Temporal, without the workflow being told.
 func TestDutiesAreTriedAgain(t *testing.T) {
-	var d *dutyRun
-	d = newDutyRun(t, func(_ string, n int) error {
+	d := newDutyRun(t, func(_ string, n int) error {
 		if n < 4 {
 			return errors.New("connection refused")
 		}
-		d.env.SetContinueAsNewSuggested(true)
 		return nil
 	})
+	d.suggest = func(map[string]int) bool { return true }
 	d.env.ExecuteWorkflow(ShadowRead, SyncInput{Site: "maple", Side: "school"})
 	require.True(t, workflow.IsContinueAsNewError(d.env.GetWorkflowError()))
 	require.Len(t, d.started["Shadow"], 4)

@@ -1,6 +1,7 @@
 package acceptance
 
 import (
+	"context"
 	"os/exec"
 	"testing"
 	"time"
@@ -15,7 +16,9 @@ func TestTheExampleOfExpandAndContract(t *testing.T) {
 		t.Skip("it lets reads soak for a minute")
 	}
 	t.Parallel()
-	cmd := exec.CommandContext(t.Context(), "go", "run", "./docs/guides/expand-contract", "-backfill", program, "-listen", "127.0.0.1:0")
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", "run", "./docs/guides/expand-contract", "-backfill", program, "-listen", "127.0.0.1:0")
 	cmd.Dir = "../.."
 	cmd.WaitDelay = time.Minute
 	out, err := cmd.CombinedOutput()

@@ -51,8 +51,11 @@ type example struct {
 	program, dir string
 	dsn          string
 	db           *pgxpool.Pool
-	old          atomic.Bool // the application still writes the old shape
+	shape        atomic.Int32 // that the application reads and writes
 }
+
+// The shapes: the old one, none while the last changes arrive, and the new one.
+const oldShape, noShape, newShape = 0, 1, 2
 
 func run(ctx context.Context, program, listen string, stay bool) (err error) {
 	dir, err := os.MkdirTemp("", "backfill-expand-")
@@ -195,7 +198,6 @@ func (e *example) story(ctx context.Context, url string) error {
 		return err
 	}
 	say("The application goes on: one program writes users, one reads them, and reports a part of its reads")
-	e.old.Store(true)
 	work, stopWork := context.WithCancel(ctx)
 	defer stopWork()
 	reports := shadow.New(shadow.Config{URL: url, Token: strings.TrimSpace(string(token)), Site: "shop", From: "old", Percent: 50, Rate: 20, Every: time.Second})
@@ -245,11 +247,12 @@ func (e *example) story(ctx context.Context, url string) error {
 		return err
 	}
 	say("Cut over: reads and writes move to users_v2. The last changes arrive before users is left alone")
-	e.old.Store(false)
+	e.shape.Store(noShape)
 	wait(ctx, time.Second) // for a write under way
 	if err := e.caughtUp(ctx, 0); err != nil {
 		return err
 	}
+	e.shape.Store(newShape)
 	say("Contract: the table is taken out of the site, its triggers go, and users with them")
 	if err := errors.Join(ok("table", "remove", "public.users"), ok("setup", "--site", "shop", "--side", "old", "--database", e.dsn)); err != nil {
 		return err
@@ -371,10 +374,14 @@ func (e *example) mayRead(ctx context.Context) error {
 // writes the new shape.
 func (e *example) write(ctx context.Context) error {
 	for n := 20_001; ctx.Err() == nil; n++ {
+		wait(ctx, 20*time.Millisecond)
+		shape := e.shape.Load()
 		id := 1 + rand.IntN(20_000)
 		sql, args := `UPDATE users SET email = 'new' || $1::int || '@example.org' WHERE id = $1`, []any{id}
 		switch {
-		case !e.old.Load():
+		case shape == noShape:
+			continue
+		case shape == newShape:
 			sql = `UPDATE users_v2 SET email = 'new' || $1::int || '@example.org' WHERE id = $1`
 		case n%5 == 0:
 			sql, args = `INSERT INTO users (name, email, created) VALUES ('Ed Ty Nr' || $1::int, 'ed@example.org', current_date)`, []any{n}
@@ -384,7 +391,6 @@ func (e *example) write(ctx context.Context) error {
 		if _, err := e.db.Exec(ctx, sql, args...); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("the writer: %w", err)
 		}
-		wait(ctx, 20*time.Millisecond)
 	}
 	return nil
 }
@@ -413,7 +419,7 @@ func (e *example) read(ctx context.Context, reports *shadow.Reporter) error {
 	for ctx.Err() == nil {
 		id := 1 + rand.Int64N(20_000)
 		var err error
-		if e.old.Load() {
+		if e.shape.Load() != newShape {
 			_, err = get(ctx, id)
 		} else {
 			_, err = e.db.Exec(ctx, `SELECT first_name, last_name, email, created_at FROM users_v2 WHERE id = $1`, id)
