@@ -100,6 +100,9 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 		if mapping, err = a.store.Mapping(ctx, table.ID); err != nil {
 			return err
 		}
+		if mapping == nil {
+			return side.ErrNotThere // it was taken away just now; the request has ended
+		}
 		here.Key = mapping.KeyOrNil()
 		if result, err = a.store.PutLayout(ctx, mapping.Layout(nil)); err != nil {
 			return err

@@ -309,6 +309,44 @@ func TestAMistakeInAMappingIsFoundByAClaim(t *testing.T) {
 	require.Contains(t, backfill.Unfit(w.try("public.users", m).Fields).Error(), "mapping.prove.bad: target: on central it is not immutable")
 }
 
+// A key of the source that is another than the mapping was made for deletes nothing.
+func TestAnotherKeyThanTheMappingWasMadeFor(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPairOf(t, `CREATE TABLE users (id int PRIMARY KEY, other int NOT NULL)`, `CREATE TABLE people (nr int PRIMARY KEY, other int NOT NULL)`), Settings{})
+	m := backfill.Mapping{Target: "public.people", Columns: map[string]string{"nr": "id"}}
+	w.remap("public.users", m)
+	w.onSource(`INSERT INTO users VALUES (1, 2), (2, 1)`)
+	w.drain()
+	require.Equal(t, []string{"(1,2)", "(2,1)"}, testkit.Rows(t, w.R, "people"))
+	w.onSource(`ALTER TABLE users DROP CONSTRAINT users_pkey, ADD PRIMARY KEY (other)`)
+	w.Setup()
+	w.drain()
+	w.onSource(`DELETE FROM users WHERE other = 2`)
+	w.drain()
+	require.Equal(t, []string{"(1,2)", "(2,1)"}, testkit.Rows(t, w.R, "people"), "row 2 is not the one that was deleted")
+	require.Contains(t, strings.Join(w.setAside(), "\n"), "its mapping was made for another")
+}
+
+func TestATableTakesTheRowsOfOneAndEveryKeyOfIt(t *testing.T) {
+	w := peopleWorld(t, 0)
+	m := peopleMapping()
+	m.Source = "public.users"
+	trial := w.try("public.more", m)
+	require.Empty(t, trial.Fields)
+	_, err := w.Store.PutTable(t.Context(), "test", testkit.Site, "public.more", control.TableChange{CapturedFrom: []string{testkit.Source}, Mapping: &m, Made: trial.Made})
+	require.ErrorContains(t, err, "public.users is written to shop.people already")
+
+	w.onReceiver(`CREATE TABLE shop.narrow (nr smallint PRIMARY KEY)`)
+	narrow := backfill.Mapping{Target: "shop.narrow", Columns: map[string]string{"nr": "id"}, Drop: []string{"name", "born", "legacy", "score"}}
+	require.Contains(t, backfill.Unfit(w.try("public.users", narrow).Fields).Error(), "two keys of the source could become one")
+
+	m.Source = ""
+	m.Prove = map[string]backfill.Claim{"first": {Source: "split_part(source.name, ' ', 1)", Target: "target.first_name"}}
+	require.Empty(t, w.try("public.users", m).Fields)
+	m.Prove["first"] = backfill.Claim{Source: "name", Target: "source.first_name"}
+	require.NotEmpty(t, w.try("public.users", m).Fields)
+}
+
 // A column that is left out stays as it is on the receiver, and is not compared.
 func TestColumnsThatAreLeftOut(t *testing.T) {
 	t.Parallel()

@@ -62,8 +62,8 @@ func (m *Mapping) Check() error {
 		}
 	}
 	for name, c := range m.Prove {
-		if name == "" || strings.TrimSpace(c.Source) == "" || strings.TrimSpace(c.Target) == "" {
-			fields = append(fields, FieldError{"mapping.prove." + name, "name it, and give an expression over the source's row and one over the target's"})
+		if name == "" || len(name) > 50 || strings.TrimSpace(c.Source) == "" || strings.TrimSpace(c.Target) == "" {
+			fields = append(fields, FieldError{"mapping.prove." + name, "name it by 1 to 50 bytes, and give an expression over the source's row and one over the target's"})
 		}
 	}
 	if len(fields) == 0 {

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -149,6 +150,27 @@ func (s *Store) putMapping(ctx context.Context, tx pgx.Tx, t *backfill.Table, m 
 		return err
 	}
 	return gap(ctx, tx, t.ID, t.CapturedFrom[0], why, 0)
+}
+
+// ownTarget is Invalid when another table of the site is written to the same table: a
+// truncate of one would empty it for both, and keys could meet.
+func ownTarget(ctx context.Context, tx pgx.Tx, t *backfill.Table) error {
+	m := t.Mapping
+	if m == nil {
+		m = &backfill.Mapping{}
+	}
+	var other string
+	err := tx.QueryRow(ctx, `
+		SELECT name FROM backfill_control.table_config
+		 WHERE site = $1 AND id <> $2 AND removed_at IS NULL AND captured_from && $3 AND coalesce(mapping ->> 'target', name) = $4 LIMIT 1`,
+		t.Site, t.ID, t.CapturedFrom, m.TargetOf(t.Name)).Scan(&other)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return err
+	}
+	return invalidMapping(other + " is written to " + m.TargetOf(t.Name) + " already: a table takes the rows of one")
 }
 
 func invalidMapping(message string) error {

@@ -117,6 +117,9 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 			}
 			now.Mapping = c.Mapping
 		}
+		if err := ownTarget(ctx, tx, now); err != nil {
+			return err
+		}
 		if st.OneDatabase && (now.Mapping == nil || now.Mapping.SourceOf(now.Name) == now.Mapping.TargetOf(now.Name)) {
 			return invalidMapping("the sides of site " + site + " are in one database: give a mapping whose target is another table than its source")
 		}

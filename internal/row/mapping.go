@@ -43,6 +43,21 @@ func (m *Mapping) KeyOrNil() []string {
 	return m.Key
 }
 
+// KeyOf reports whether the receiver's key holds the key of a layout of the source,
+// column by column.
+func (m *Mapping) KeyOf(source *Layout) bool {
+	if len(m.Key) != len(source.Key) {
+		return false
+	}
+	for i, name := range m.Key {
+		at := slices.IndexFunc(m.Columns, func(c Mapped) bool { return c.Name == name })
+		if at < 0 || m.Columns[at].From != source.Key[i] {
+			return false
+		}
+	}
+	return true
+}
+
 // Missing returns the first source column that the mapping needs and a layout of the
 // source lacks, or "".
 func (m *Mapping) Missing(source *Layout) string {
@@ -252,6 +267,13 @@ func CheckExpression(text string) error {
 				return fmt.Errorf(`write a blank before a quote that holds \`)
 			}
 			i += n
+			// A string goes on in one after a line break, and with it what a backslash means.
+			if c == '\'' && i+1 < len(text) {
+				next := strings.TrimLeft(text[i+1:], " \t\n\r\f\v")
+				if strings.HasPrefix(next, "'") {
+					return fmt.Errorf("two strings stand one after the other: write || between them")
+				}
+			}
 		case c == '$':
 			if i > 0 && partOfName(text[i-1]) {
 				return fmt.Errorf("write names that hold $ in quotes")

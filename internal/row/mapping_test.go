@@ -14,7 +14,7 @@ func TestAnExpressionCannotEndTheStatementItIsPutInto(t *testing.T) {
 		require.NoError(t, CheckExpression(good), good)
 	}
 	for _, bad := range []string{
-		"", " ", "a; DROP TABLE x", "a) STORED, ADD COLUMN b int DEFAULT (1", "(a", "a]", "(a]", "'a", `"a`, "a -- b", "a /* b */", `E'a\'`, "$$a", "$x$a$$", `1E'\'' ) '`, "1$$'$$ ) '", "a\x00",
+		"", " ", "a; DROP TABLE x", "a) STORED, ADD COLUMN b int DEFAULT (1", "(a", "a]", "(a]", "'a", `"a`, "a -- b", "a /* b */", `E'a\'`, "$$a", "$x$a$$", `1E'\'' ) '`, "E'a'\n'\\'' ) E'a'\n'\\''", "'a' 'b'", "1$$'$$ ) '", "a\x00",
 	} {
 		require.Error(t, CheckExpression(bad), bad)
 	}

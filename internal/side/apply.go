@@ -612,9 +612,9 @@ func (b *batch) resolve(ctx context.Context, g *group) (problem string, deletes 
 // the rows then.
 func (b *batch) mapped(g *group, table string) (problem string, deletes bool, err error) {
 	switch missing := g.mapping.Missing(g.layout); {
-	case len(g.layout.Key) != len(g.mapping.Key):
-		return fmt.Sprintf("the key of %s is (%s) on the source, and its mapping is for a key of %d columns: set another mapping, then retry",
-			table, strings.Join(g.layout.Key, ", "), len(g.mapping.Key)), false, nil
+	case !g.mapping.KeyOf(g.layout):
+		return fmt.Sprintf("the key of %s is (%s) on the source, and its mapping was made for another: set the mapping again, then retry",
+			table, strings.Join(g.layout.Key, ", ")), false, nil
 	case missing != "":
 		return fmt.Sprintf("column %s of %s, which its mapping uses, was not there when the row was read: set another mapping, then retry", row.Ident(missing), table), true, nil
 	}

@@ -62,6 +62,9 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Re
 		}
 		seen := layout
 		if mapping != nil {
+			if !mapping.KeyOf(layout) {
+				return fmt.Errorf("%w: its mapping was made for another key than the rows have: set the mapping again", ErrLayout)
+			}
 			seen = mapping.Layout(nil)
 		}
 		here, err := asStaged(seen, t.Layout)

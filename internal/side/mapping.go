@@ -35,6 +35,10 @@ func describeRelation(ctx context.Context, tx pgx.Tx, r Relation) (*Table, error
 	if r.Made == nil {
 		return t, nil
 	}
+	if !r.Made.KeyOf(t.Layout) {
+		t.Problem = fmt.Sprintf("%s has another key than its mapping was made for: set the mapping again", t.Name)
+		return t, nil
+	}
 	if missing := r.Made.Missing(t.Layout); missing != "" {
 		t.Problem = fmt.Sprintf("%s has no column %s any more, which its mapping uses: set another mapping", t.Name, row.Ident(missing))
 		return t, nil
@@ -299,17 +303,31 @@ func (t *trial) key(ctx context.Context, tx pgx.Tx, target, side string) error {
 	}
 	for i, c := range t.Made.Columns {
 		t.Made.Columns[i].Column, _ = d.Layout.Column(c.Name)
+		if from, ok := t.source.Column(c.From); ok && slices.Contains(t.Made.Key, c.Name) && !lossless(from, c.Column) {
+			t.refuse("columns."+c.Name, "it is %s and the source's key column %s is %s: two keys of the source could become one; make it %[3]s", c.Declared, row.Ident(c.From), from.Declared)
+		}
 	}
 	return t.claims(ctx, tx, d.Layout, side)
+}
+
+// lossless reports whether keys that differ on the source differ in a column of the
+// receiver too.
+func lossless(from, to row.Column) bool {
+	if from.Declared == to.Declared {
+		return true
+	}
+	width := map[string]int{"smallint": 2, "integer": 4, "bigint": 8, "numeric": 9}
+	if width[from.Type] > 0 && to.Declared == to.Type && width[to.Type] >= width[from.Type] {
+		return true
+	}
+	texts := []string{"text", "character varying"}
+	return slices.Contains(texts, from.Type) && slices.Contains(texts, to.Type)
 }
 
 // claims checks what is to be proven beside the columns: the sides' expressions over
 // their own rows.
 func (t *trial) claims(ctx context.Context, tx pgx.Tx, target *row.Layout, side string) error {
-	c := &checker{tx: tx, side: side}
-	if _, err := tx.Exec(ctx, `DROP TABLE pg_temp.source`); err != nil {
-		return err
-	}
+	c := &checker{tx: tx, side: side, as: "target"}
 	if err := c.begin(ctx, target); err != nil {
 		return err
 	}
@@ -351,6 +369,7 @@ func defaulted(ctx context.Context, tx pgx.Tx, oid uint32) (defaults, empty map[
 type checker struct {
 	tx     pgx.Tx
 	side   string
+	as     string            // the name of the row in expressions: source, or target for claims about that
 	absent map[string]string // columns whose type there is not here, with that
 }
 
@@ -380,7 +399,10 @@ func (c *checker) begin(ctx context.Context, source *row.Layout) error {
 		}
 		columns = append(columns, row.Ident(column.Name)+" "+column.Declared)
 	}
-	_, err = c.tx.Exec(ctx, "CREATE TEMP TABLE source ("+strings.Join(columns, ", ")+") ON COMMIT DROP")
+	if c.as == "" {
+		c.as = "source"
+	}
+	_, err = c.tx.Exec(ctx, "CREATE TEMP TABLE "+c.as+" ("+strings.Join(columns, ", ")+") ON COMMIT DROP")
 	return err
 }
 
@@ -392,17 +414,17 @@ func (c *checker) check(ctx context.Context, expr string, as row.Column) (uses [
 	}
 	err = pgx.BeginFunc(ctx, c.tx, func(tx pgx.Tx) error {
 		// In the extended protocol a second statement would be an error too.
-		if _, err := tx.Exec(ctx, `ALTER TABLE pg_temp.source ADD COLUMN `+checked+` `+as.Declared+` GENERATED ALWAYS AS (`+expr+`) STORED`, pgx.QueryExecModeExec); err != nil {
+		if _, err := tx.Exec(ctx, `ALTER TABLE pg_temp.`+c.as+` ADD COLUMN `+checked+` `+as.Declared+` GENERATED ALWAYS AS (`+expr+`) STORED`, pgx.QueryExecModeExec); err != nil {
 			return err
 		}
 		rows, err := tx.Query(ctx, `
 			SELECT DISTINCT a.attname::text FROM pg_depend d
-			  JOIN pg_attribute n ON n.attrelid = 'pg_temp.source'::regclass AND n.attname = $1
+			  JOIN pg_attribute n ON n.attrelid = ('pg_temp.' || $2)::regclass AND n.attname = $1
 			  JOIN pg_attribute a ON a.attrelid = n.attrelid AND a.attnum = d.refobjsubid AND a.attnum <> n.attnum
 			 WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = n.attrelid
 			   AND (d.classid = 'pg_class'::regclass AND d.objid = n.attrelid AND d.objsubid = n.attnum
 			     OR d.classid = 'pg_attrdef'::regclass AND d.objid = (SELECT f.oid FROM pg_attrdef f WHERE f.adrelid = n.attrelid AND f.adnum = n.attnum))
-			 ORDER BY 1`, strings.Trim(checked, `"`))
+			 ORDER BY 1`, strings.Trim(checked, `"`), c.as)
 		if err != nil {
 			return err
 		}
