@@ -28,7 +28,7 @@ $(BIN)/backfill:
 # versions of things, and a first build takes minutes.
 $(BIN)/backfill-temporal: $(wildcard deploy/devserver/*.go) deploy/devserver/go.mod deploy/devserver/go.sum
 	@mkdir -p $(BIN)
-	@echo "building the development Temporal: the first time takes about 4 minutes on 2 cores, later ones seconds"
+	@echo "building the development Temporal: the first time takes 4 to 10 minutes on 2 cores, with nothing shown, later ones seconds"
 	cd deploy/devserver && CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o ../../$@ .
 
 # A `temporal` on PATH serves as well.
@@ -51,7 +51,7 @@ demo-expand: need-postgres temporal $(BIN)/backfill ## a table gets a new shape 
 
 .PHONY: test
 test: need-postgres need-postgis need-cc need-chromium need-promtool temporal ## every test, with the race detector, on real PostgreSQL and Temporal
-	CGO_ENABLED=1 $(GO) test -race -timeout 60m ./...
+	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 60m ./...
 
 # SEED is the first schedule; without it, the clock says. A failing one is printed.
 SEEDS    ?= 200
@@ -75,8 +75,38 @@ bench: need-postgres temporal $(BIN)/backfill ## measure beside COPY, upserts, l
 .PHONY: bench-quick
 bench-quick: need-postgres temporal $(BIN)/backfill ## the same table from one round of 100,000 rows, in under two minutes: bench/quick.md
 	$(GO) build -o $(BIN)/bench ./bench
-	$(BIN)/bench -rows 100000 -rounds 1 -duration 5 -only orders,changes,trigger,proof -out bench/quick.md
+	$(BIN)/bench -quick -rows 100000 -rounds 1 -duration 5 -only orders,changes,trigger,proof -out bench/quick.md
 	@cat bench/quick.md
+
+BACKFILL_IMAGE          ?= backfill
+BACKFILL_TEMPORAL_IMAGE ?= backfill-temporal
+BACKFILL_POSTGRES_IMAGE ?= backfill-postgres
+
+.PHONY: image
+image: ## build the container image backfill, or BACKFILL_IMAGE=name: one static program
+	@mkdir -p $(BIN)/image
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/image/backfill .
+	docker build -q -f deploy/Dockerfile -t $(BACKFILL_IMAGE) $(BIN)/image
+
+# Images for tests, of the development Temporal and of this machine's PostgreSQL: no registry is needed.
+.PHONY: images
+images: need-docker need-postgres image $(BIN)/backfill-temporal
+	@mkdir -p $(BIN)/image/temporal/data
+	cp -Lu $(BIN)/backfill-temporal $(BIN)/image/temporal/
+	docker build -q -f deploy/devserver/Dockerfile -t $(BACKFILL_TEMPORAL_IMAGE) $(BIN)/image/temporal
+	deploy/images/postgres $(BACKFILL_POSTGRES_IMAGE)
+
+.PHONY: test-containers
+test-containers: images ## lose hosts and cut networks, with every part in a container of its own: needs Docker, and no registry
+	BACKFILL_CONTAINERS=1 BACKFILL_IMAGE=$(BACKFILL_IMAGE) BACKFILL_TEMPORAL_IMAGE=$(BACKFILL_TEMPORAL_IMAGE) BACKFILL_POSTGRES_IMAGE=$(BACKFILL_POSTGRES_IMAGE) \
+		$(GO) test -count=1 -timeout 15m ./internal/containers ./internal/testkit
+
+SITES    ?= 50
+TABLES   ?= 20
+
+.PHONY: scale
+scale: need-postgres temporal ## what SITES (50) sites of TABLES (20) tables cost while idle and when little changes: docs/scale.md
+	$(GO) run ./bench/scale -sites $(SITES) -tables $(TABLES)
 
 FUZZTIME ?= 60s
 
@@ -102,9 +132,17 @@ $(TOOLS)/staticcheck $(TOOLS)/workflowcheck:
 	@mkdir -p $(TOOLS)
 	GOBIN=$(abspath $(TOOLS)) $(GO) install $(if $(findstring staticcheck,$@),$(STATICCHECK),$(WORKFLOWCHECK))
 
+.PHONY: generate
+generate: ## the Go client of the API, from api/openapi.yaml
+	$(GO) generate ./api/client
+
 .PHONY: screenshots
 screenshots: need-postgres need-chromium temporal ## the pictures of the documentation; EVERY=1: every page, narrow and wide, light and dark
 	$(GO) test ./ui -run TestScreenshots -count=1 -args -screenshots $(abspath docs/img) $(if $(EVERY),-every)
+
+.PHONY: docs
+docs: ## write what the documentation has from the code: docs/configuration.md
+	$(GO) test . -run TestTheReferenceOfSettings -count=1 -args -update
 
 MEASURE_ROWS ?= 1000000
 
@@ -112,6 +150,22 @@ MEASURE_ROWS ?= 1000000
 measure: need-postgres ## how long review pages take over MEASURE_ROWS (1000000) staged rows, and what 200 open pages cost
 	$(GO) test ./ui -run TestMeasure -count=1 -parallel 1 -timeout 30m -args -measure -measure-rows $(MEASURE_ROWS)
 
+.PHONY: vuln
+vuln: ## known vulnerabilities in what is called; says so where their database cannot be reached
+	deploy/vuln
+
+# DIST is where they go.
+DIST     ?= dist
+
+.PHONY: dist
+dist: ## static programs for linux/amd64 and arm64, each built twice and compared, with parts lists and checksums: dist
+	deploy/dist $(DIST)
+
+.PHONY: release
+release: ## what dist makes, once nothing is known against it
+	deploy/vuln --strict
+	deploy/dist $(DIST)
+
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf $(BIN)
+	rm -rf $(BIN) $(DIST)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+	_ "golang.org/x/crypto/x509roots/fallback" // for images and machines without certificates of their own
 
 	"backfill/activities"
 	"backfill/api"
@@ -41,6 +42,7 @@ Try it with: backfill dev`
 func options() []kong.Option {
 	return []kong.Option{
 		kong.Description(about),
+		cli.EveryFlagIsASetting("api", "worker"),
 		kong.Vars{"state": cli.DefaultState(), "version": "backfill " + version()},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 120}),
 		kong.ExplicitGroups([]kong.Group{
@@ -92,6 +94,7 @@ type grammar struct {
 	Table    cli.Table   `cmd:"" group:"setup" help:"List, show and configure the tables of a site."`
 	Gate     cli.Gate    `cmd:"" group:"setup" help:"List and set the gates that hold backfills back while a database is busy."`
 	Token    tokenCmd    `cmd:"" group:"setup" help:"Make, list and revoke the tokens that people and scripts sign in with."`
+	Backup   backupCmd   `cmd:"" name:"backup-check" group:"setup" help:"List what to back up; with --side, say whether a control database that was restored fits the sides."`
 	User     userCmd     `cmd:"" group:"setup" help:"Add, list, change and remove the people who sign in with a password."`
 
 	Request cli.Request `cmd:"" group:"backfills" help:"Ask for a backfill of a table, or of one row."`
@@ -114,6 +117,9 @@ type grammar struct {
 	History cli.History `cmd:"" group:"look" help:"List changes that the other side has applied, newest first."`
 	Audit   cli.Audit   `cmd:"" group:"look" help:"List who decided and configured what, newest first."`
 
+	Config cli.ConfigCmd `cmd:"" group:"setup" help:"Check and print the settings that files, environment and command line give."`
+
+	Files   cli.ConfigFiles  `name:"config" env:"BACKFILL_CONFIG" placeholder:"FILE" help:"A YAML file of settings: backfill config names lists them. May be repeated; later files win."`
 	Version kong.VersionFlag `help:"Print the version."`
 }
 
@@ -123,8 +129,9 @@ type (
 		Control string `required:"" env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database."`
 	}
 	temporalFlags struct {
-		Temporal  string `required:"" env:"BACKFILL_TEMPORAL" placeholder:"HOST:PORT" help:"Where Temporal's frontend is."`
-		Namespace string `default:"default" placeholder:"NAME" help:"The Temporal namespace (${default})."`
+		Temporal     string `env:"BACKFILL_TEMPORAL" placeholder:"HOST:PORT" help:"Where Temporal's frontend is. Default: TEMPORAL_ADDRESS; TLS and an API key come from Temporal's own variables, too."`
+		Namespace    string `placeholder:"NAME" help:"The Temporal namespace. Default: TEMPORAL_NAMESPACE, else default."`
+		TemporalKeys string `name:"temporal-keys" placeholder:"FILE" help:"Encrypt what Temporal is given with the first key of this file, and read what any of them has encrypted. All processes need it. Default: not encrypted."`
 	}
 	logFlags struct {
 		Verbose bool `help:"Log more."`
@@ -144,13 +151,13 @@ func (f *stateFlag) recall() (dev.Remembered, error) {
 }
 
 func (t temporalFlags) temporal() serve.Temporal {
-	return serve.Temporal{HostPort: t.Temporal, Namespace: t.Namespace}
+	return serve.Temporal{HostPort: t.Temporal, Namespace: t.Namespace, Environment: true, Keys: t.TemporalKeys}
 }
 
 type devCmd struct {
 	StateDir string        `aliases:"state" env:"BACKFILL_STATE" placeholder:"DIR" help:"Keep everything here and go on from it when started again. Default: ${state}."`
 	Listen   string        `default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where the API and the web pages listen (${default})."`
-	Token    string        `env:"BACKFILL_TOKEN" placeholder:"TOKEN" help:"The token to sign in with. Default: a new one, kept in the state directory."`
+	Token    string        `env:"BACKFILL_TOKEN" secret:"" placeholder:"TOKEN" help:"The token to sign in with. Default: a new one, kept in the state directory."`
 	Control  string        `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of a control database. Default: a PostgreSQL server of its own is started from the machine's binaries."`
 	Temporal string        `env:"BACKFILL_TEMPORAL" placeholder:"HOST:PORT" help:"Where Temporal's frontend is. Default: a development server is started."`
 	Site     string        `placeholder:"NAME" help:"With --side: what to call the pair of databases. Default: site."`
@@ -225,8 +232,10 @@ type apiCmd struct {
 	Console   string `placeholder:"URL" help:"Where Temporal's web console is, for links to it. Default: no links."`
 	PublicURL string `name:"public-url" placeholder:"URL" help:"Where people reach this API, for links to it. Default: no links."`
 
-	TrustFrom   []netip.Prefix `placeholder:"CIDR" help:"A network that proxies connect from: of them X-Forwarded-For is believed; may be repeated. Default: none."`
-	TrustHeader string         `placeholder:"NAME" help:"The header in which those proxies name the user who has signed in there, such as X-Remote-User. They must take it out of what clients send. Default: none is believed."`
+	TrustFrom []netip.Prefix `placeholder:"CIDR" help:"A network that proxies connect from: of them X-Forwarded-For is believed; may be repeated. Default: none."`
+	OIDC      oidcFlags      `embed:"" prefix:"oidc-"`
+
+	TrustHeader string `placeholder:"NAME" help:"The header in which those proxies name the user who has signed in there, such as X-Remote-User. They must take it out of what clients send. Default: none is believed."`
 	logFlags
 }
 
@@ -235,7 +244,7 @@ func (c *apiCmd) Validate() error {
 	if c.TrustHeader != "" && len(c.TrustFrom) == 0 {
 		return errors.New("--trust-header needs --trust-from: from anywhere else, anybody could be anybody")
 	}
-	return nil
+	return c.OIDC.check(c.PublicURL)
 }
 
 func (c *apiCmd) Run(ctx context.Context, out io.Writer) error {
@@ -243,22 +252,30 @@ func (c *apiCmd) Run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Trust: api.Trust{From: c.TrustFrom, Header: c.TrustHeader}, Log: log, Out: out}.Run(ctx)
+	stop, err := serve.Trace(ctx, "api", log)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	return serve.API{Control: c.Control, Temporal: c.temporal(), Listen: c.Listen, Console: c.Console, PublicURL: c.PublicURL, Trust: api.Trust{From: c.TrustFrom, Header: c.TrustHeader}, Provider: c.OIDC.provider(c.PublicURL), Log: log, Out: out}.Run(ctx)
 }
 
 type workerCmd struct {
-	Control  bool      `xor:"role" required:"" help:"Run workflows and what they do on the control database."`
-	Agent    agentName `xor:"role" required:"" placeholder:"SITE/SIDE" help:"Run the agent of this side. It alone needs to reach the side's database."`
+	Control  bool      `xor:"role" env:"-" required:"" help:"Run workflows and what they do on the control database."`
+	Agent    agentName `xor:"role" env:"-" required:"" placeholder:"SITE/SIDE" help:"Run the agent of this side. It alone needs to reach the side's database."`
 	Database string    `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"With --agent: connection string of the side's database."`
 
 	Cycle        time.Duration `default:"500ms" placeholder:"DURATION" help:"With --agent: how long an idle agent waits before it looks for changes again (${default})."`
 	Refused      int64         `name:"refused-limit" default:"1000" placeholder:"N" help:"With --agent: how many rows of a table may be refused here in a row before the table's changes stop (${default})."`
-	Metrics      string        `placeholder:"HOST:PORT" help:"Where to show this process's figures to Prometheus, at /metrics. Default: nowhere."`
+	Metrics      string        `placeholder:"HOST:PORT" help:"Where to show this process's figures to Prometheus, at /metrics, and its health, at /healthz and /readyz. Default: nowhere."`
 	KeepRequests time.Duration `default:"2160h" placeholder:"DURATION" help:"With --control: how long closed backfills are kept with their staged rows (${default})."`
 	KeepHistory  time.Duration `default:"720h" placeholder:"DURATION" help:"With --control: how long applied changes are kept (${default})."`
 	KeepAudit    time.Duration `placeholder:"DURATION" help:"With --control: how long the record of who did what is kept. Default: for ever."`
 	WalksPerSide int           `default:"2" placeholder:"N" help:"With --agent: how many tables of its side may be walked at once; others take turns (${default})."`
 	WalksInAll   int           `default:"8" placeholder:"N" help:"With --agent: how many tables of all sides may be walked at once (${default})."`
+
+	Deployment string `and:"version" placeholder:"NAME" help:"With --control and --build: the worker deployment this process is a version of. Default: it is not versioned."`
+	Build      string `and:"version" placeholder:"ID" help:"With --deployment: the version. Backfills and reconciliations end on the version they began on."`
 
 	PublicURL string `name:"public-url" placeholder:"URL" help:"With --control: where people reach the API, for links in Temporal's console."`
 
@@ -280,7 +297,18 @@ func (c *workerCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w := serve.Worker{Control: c.ControlDatabase, Temporal: c.temporal(), PublicURL: c.PublicURL, Metrics: c.Metrics, Log: log}
+	role := "control"
+	if !c.Control {
+		role = "agent"
+	}
+	stop, err := serve.Trace(ctx, role, log)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	engine := c.temporal()
+	engine.Deployment, engine.Build = c.Deployment, c.Build
+	w := serve.Worker{Control: c.ControlDatabase, Temporal: engine, PublicURL: c.PublicURL, Metrics: c.Metrics, Log: log}
 	if c.Control {
 		return w.RunControl(ctx, control.Keep{Requests: c.KeepRequests, History: c.KeepHistory, Audit: c.KeepAudit})
 	}
@@ -321,13 +349,14 @@ type sideFlags struct {
 	Control  string   `env:"BACKFILL_CONTROL" placeholder:"DSN" help:"Connection string of the control database, which knows the site's tables. Default: the one in the state directory."`
 	Database string   `env:"BACKFILL_DATABASE" placeholder:"DSN" help:"Connection string of the side's database, as somebody who may create schemas and triggers. Default: the one in the state directory."`
 	Role     string   `placeholder:"ROLE" help:"The role the side's agent signs in as. Default: the one of --database."`
+	Owner    string   `placeholder:"ROLE" help:"The role that is to own the schema and the functions that record keys; it needs no login, and is made if it is not there. Default: one named after the schema, or where no role can be made the one of --database."`
 	Table    []string `sep:"none" placeholder:"TABLE" help:"Also give the agent's role its rights on this table, which is not configured yet; may be repeated."`
 	stateFlag
 }
 
 // setup takes what was not given from the state directory of a backfill dev.
 func (c *sideFlags) setup() (serve.Setup, error) {
-	s := serve.Setup{Control: c.Control, Database: c.Database, Site: c.Site, Side: c.Side, Role: c.Role, Tables: c.Table}
+	s := serve.Setup{Control: c.Control, Database: c.Database, Site: c.Site, Side: c.Side, Roles: side.Roles{Agent: c.Role, Owner: c.Owner}, Tables: c.Table}
 	if s.Control != "" && s.Database != "" {
 		return s, nil
 	}
@@ -375,6 +404,40 @@ func (c *setupCmd) Run(ctx context.Context, out io.Writer) error {
 			return err
 		}
 	}
+	return nil
+}
+
+type backupCmd struct {
+	controlFlag
+	Side []sideDSN `sep:"none" placeholder:"SITE/SIDE=DSN" help:"The connection string of a side's database, as its agent has it; once for each side. Default: only list what to back up."`
+}
+
+func (*backupCmd) Help() string {
+	return `Run it after a restore, before anything is started: it reads, and changes nothing. It exits 0 when all fits, and with 3
+says what does not and what to do about it.`
+}
+
+func (c *backupCmd) Run(ctx context.Context, out io.Writer) error {
+	check := serve.BackupCheck{Control: c.Control, Sides: map[string]string{}}
+	for _, s := range c.Side {
+		check.Sides[s.Site+"/"+s.Side] = s.DSN
+	}
+	return check.Run(ctx, out)
+}
+
+// sideDSN is where a side's database is. Its errors do not repeat what was given: that
+// may hold a password.
+type sideDSN struct {
+	agentName
+	DSN string
+}
+
+func (s *sideDSN) UnmarshalText(text []byte) error {
+	name, dsn, ok := strings.Cut(string(text), "=")
+	if !ok || dsn == "" || s.agentName.UnmarshalText([]byte(name)) != nil || strings.ContainsAny(s.Site+s.Side, ":/ ") {
+		return errors.New("write SITE/SIDE=DSN, for example maple/school=postgres://user@host/database")
+	}
+	s.DSN = dsn
 	return nil
 }
 

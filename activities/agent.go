@@ -95,6 +95,7 @@ type Agent struct {
 
 	applied    atomic.Int64  // rows written for the other side's changes
 	listening  atomic.Bool   // events ring the bells
+	gated      atomic.Bool   // there are gates to be measured here
 	pushedSome chan struct{} // tells Attend that the outbox has shrunk
 
 	faults faults
@@ -145,11 +146,13 @@ func (a *Agent) Attend(ctx context.Context) {
 			_ = a.store.AgentSeen(ctx, a.db.Site, a.db.Side, a.ID, a.db.Where(), a.problem(ctx))
 			next = time.Now().Add(seenEvery)
 		}
+		began := time.Now()
 		_ = outbox.report(ctx)
+		took := time.Since(began)
 		select {
 		case <-ctx.Done():
 		case <-a.pushedSome:
-			sleep(ctx, time.Second) // not more often than that
+			sleep(ctx, min(max(time.Second, 20*took), seenEvery)) // counting what is much must not hold up sending it
 		case <-time.After(time.Until(next)):
 		}
 	}
@@ -227,17 +230,37 @@ func (a *Agent) trouble(what string, err error) {
 
 func (a *Agent) listen(ctx context.Context) {
 	for ctx.Err() == nil {
-		_ = a.store.Listen(ctx, func() { a.listening.Store(true); a.ring("") }, func(e control.Event) {
-			a.ring(fmt.Sprintf("%s %d", e.Kind, e.ID))
-			switch e.Kind {
-			case "request", "reconciliation", "gates":
-				a.ring("gates")
-			case "shadow", "mapping":
-				a.ring(e.Kind)
-			}
-		})
+		_ = a.store.Listen(ctx, func() { a.listening.Store(true); a.ring("") }, a.hear)
 		a.listening.Store(false)
 		sleep(ctx, time.Second)
+	}
+}
+
+// hear rings for what an event tells of. Events of all sites are heard: those of others
+// must not make this one ask the control database anything.
+func (a *Agent) hear(e control.Event) {
+	switch e.Kind {
+	case "site":
+		if e.Name == a.db.Site {
+			a.ring("site")
+		}
+	case "gates":
+		if e.Name == a.db.Site {
+			a.ring("gates")
+		}
+	case "shadow":
+		if id := int64(a.Out.ID); e.ID == id || e.ID == int64(a.In.ID) {
+			a.ring("shadow")
+		}
+	case "mapping":
+		a.ring("mapping")
+	case "request", "reconciliation":
+		a.ring(fmt.Sprintf("%s %d", e.Kind, e.ID))
+		if a.gated.Load() {
+			a.ring("gates")
+		}
+	default:
+		a.ring(fmt.Sprintf("%s %d", e.Kind, e.ID))
 	}
 }
 

@@ -89,9 +89,8 @@ func (l *applier) apply(ctx context.Context) (busy bool, err error) {
 			e, err := l.store.Entry(ctx, l.In.ID, seq)
 			return side.Entry(e), err
 		},
-		Layout:  func(ctx context.Context, id int64) (*row.Layout, error) { return l.store.Layout(ctx, id) },
-		Tables:  l.tables,
-		Mapping: l.store.Mapping,
+		Layout: func(ctx context.Context, id int64) (*row.Layout, error) { return l.store.Layout(ctx, id) },
+		Tables: l.tables,
 		Sent: func(ctx context.Context) (int64, string, func(io.Writer) error, error) {
 			batch, nonce, err := l.store.LastPush(ctx, l.Out.ID)
 			return batch, nonce, l.sent(ctx, nonce), err
@@ -167,16 +166,16 @@ func (l *applier) schedule(retried, moved bool, applied side.Applied) {
 	}
 }
 
-func (l *applier) tables(ctx context.Context) (map[int32]backfill.Table, error) {
-	all, err := l.store.Tables(ctx, l.In.Site)
+func (l *applier) tables(ctx context.Context) (map[int32]backfill.Table, map[int32]*row.Mapping, error) {
+	all, err := l.store.MappedTables(ctx, l.In.Site, "")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	out := make(map[int32]backfill.Table, len(all))
+	byID, made := map[int32]backfill.Table{}, map[int32]*row.Mapping{}
 	for _, t := range all {
-		out[t.ID] = t
+		byID[t.ID], made[t.ID] = t.Table, t.Made
 	}
-	return out, l.begin(ctx, all)
+	return byID, made, l.begin(ctx, control.Tables(all))
 }
 
 // fulfil does what people asked for with changes that are set aside here.
@@ -192,7 +191,7 @@ func (l *applier) fulfil(ctx context.Context) error {
 		if err := l.faults.at("apply: skips shown"); err != nil {
 			return err
 		}
-		tables, err := l.tables(ctx)
+		tables, _, err := l.tables(ctx)
 		if err != nil {
 			return err
 		}

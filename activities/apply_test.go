@@ -12,6 +12,7 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
+	"backfill/internal/row"
 	"backfill/internal/side"
 	"backfill/internal/testkit"
 )
@@ -435,7 +436,9 @@ func TestGuarantee5_RowsAndPositionAreOneTransaction(t *testing.T) {
 			}
 			return errCrash
 		},
-		Layout: w.Store.Layout, Tables: func(context.Context) (map[int32]backfill.Table, error) { return w.ByID(), nil }, HoldLimit: time.Hour,
+		Layout: w.Store.Layout, Tables: func(context.Context) (map[int32]backfill.Table, map[int32]*row.Mapping, error) {
+			return w.ByID(), nil, nil
+		}, HoldLimit: time.Hour,
 	}
 	_, err = w.to.db.Apply(t.Context(), feed)
 	require.ErrorIs(t, err, errCrash)
@@ -526,7 +529,7 @@ func TestNoEcho(t *testing.T) {
 	// Capture on the receiver too, as if changes went both ways.
 	table := w.Tables["public.orders"]
 	table.CapturedFrom = []string{testkit.Source, testkit.Receiver}
-	steps, err := w.To.SetupSteps(t.Context(), []backfill.Table{table}, "")
+	steps, err := w.To.SetupSteps(t.Context(), []backfill.Table{table}, side.Roles{})
 	require.NoError(t, err)
 	require.NoError(t, w.To.Setup(t.Context(), steps))
 	outbox := func() int { return testkit.Value[int](t, w.R, `SELECT count(*) FROM backfill_maple_central.outbox`) }

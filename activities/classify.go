@@ -11,7 +11,6 @@ import (
 	"go.temporal.io/sdk/temporal"
 
 	"backfill/internal/backfill"
-	"backfill/internal/row"
 	"backfill/internal/side"
 )
 
@@ -77,7 +76,7 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 	if err != nil {
 		return err
 	}
-	table, err := a.store.Table(ctx, req.Site, req.Table)
+	table, err := a.store.MappedTable(ctx, req.Site, req.Table)
 	if err != nil {
 		return err
 	}
@@ -94,15 +93,9 @@ func (a *Agent) classify(ctx context.Context, req *backfill.Request, after, to i
 		return a.faults.at("classify: rows read")
 	}
 	here := side.Relation{Name: table.Relation(a.db.Side)}
-	var mapping *row.Mapping
+	mapping := table.Made
 	var result int64
-	if table.Mapping != nil {
-		if mapping, err = a.store.Mapping(ctx, table.ID); err != nil {
-			return err
-		}
-		if mapping == nil {
-			return side.ErrNotThere // it was taken away just now; the request has ended
-		}
+	if mapping != nil {
 		here.Key = mapping.KeyOrNil()
 		if result, err = a.store.PutLayout(ctx, mapping.Layout(nil)); err != nil {
 			return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"go.temporal.io/sdk/activity"
@@ -24,7 +25,8 @@ type Control struct {
 	// What the sweep needs of the workflow engine. Each may be called again and again.
 	StartBackfill func(context.Context, *backfill.Request) error          // starts a request's workflow unless it runs
 	StartSync     func(ctx context.Context, site, side string) error      // starts a side's sync unless it runs
-	Running       func(context.Context) (workflowIDs []string, err error) // the Backfill workflows that run
+	SyncIDs       func(site, side string) []string                        // the workflows that are a side's sync; nil: not known
+	Running       func(context.Context) (workflowIDs []string, err error) // the workflows of backfills and syncs that run
 	Refresh       func(ctx context.Context, workflowID string) error      // tells one to look at its request again
 	// StartReconcile starts a reconciliation's workflow unless it runs.
 	StartReconcile func(context.Context, *backfill.Reconciliation) error
@@ -171,7 +173,8 @@ func (c *Control) Release(ctx context.Context, requestID int64) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, surface(err)
 	}
-	keeper := gatekeeper{store: c.Store, req: req, faults: c.faults, size: pace.PageSize{Target: releaseTarget, Min: 1, Max: c.ReleaseRows, MaxBytes: math.MaxInt64}}
+	// Fewer than 20 rows take no less time.
+	keeper := gatekeeper{store: c.Store, req: req, faults: c.faults, size: pace.PageSize{Target: releaseTarget, Min: min(20, c.ReleaseRows), Max: c.ReleaseRows, MaxBytes: math.MaxInt64}}
 	keeper.course.stands = func(context.Context) (standing, error) {
 		return standing{rows: keeper.req.ReleasedUpTo, left: keeper.req.Staged - keeper.req.ReleasedUpTo}, nil
 	}
@@ -254,8 +257,9 @@ func (c *Control) releaseBatch(ctx context.Context, k *gatekeeper, stopping <-ch
 		return false, err
 	}
 	defer end()
-	began, before := time.Now(), k.req.ReleasedUpTo
-	if done, err = c.Store.ReleaseBatch(ctx, k.req.ID, k.rows()); err != nil || done {
+	before := k.req.ReleasedUpTo
+	done, held, err := c.Store.ReleaseBatch(ctx, k.req.ID, k.rows())
+	if err != nil || done {
 		return done, err
 	}
 	now, err := c.Store.Request(ctx, k.req.ID)
@@ -263,7 +267,7 @@ func (c *Control) releaseBatch(ctx context.Context, k *gatekeeper, stopping <-ch
 		return false, err
 	}
 	k.req = now
-	k.took(now.ReleasedUpTo-before, 0, time.Since(began))
+	k.took(now.ReleasedUpTo-before, 0, held)
 	return false, nil
 }
 
@@ -297,8 +301,17 @@ func (c *Control) sweep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	running, unlisted := c.Running(ctx) // when it cannot be told, every sync is started that does not run
+	alive := map[string]bool{}
+	for _, id := range running {
+		alive[id] = true
+	}
 	for _, site := range sites {
 		for _, side := range site.Sides {
+			// One that has ended meanwhile is not listed the next time.
+			if c.SyncIDs != nil && !slices.ContainsFunc(c.SyncIDs(site.Name, side.Name), func(id string) bool { return !alive[id] }) {
+				continue
+			}
 			if err := c.StartSync(ctx, site.Name, side.Name); err != nil {
 				return err
 			}
@@ -307,22 +320,24 @@ func (c *Control) sweep(ctx context.Context) error {
 			}
 		}
 	}
-	if err := c.reconcile(ctx); err != nil {
+	if unlisted != nil {
+		return unlisted
+	}
+	if err := c.Store.EndOldTrials(ctx); err != nil {
 		return err
 	}
-	running, err := c.Running(ctx)
-	if err != nil {
+	if err := c.reconcile(ctx); err != nil {
 		return err
 	}
 	open, err := c.Store.Requests(ctx, control.RequestFilter{States: backfill.OpenStates(), Limit: 100_000})
 	if err != nil {
 		return err
 	}
-	var wanted []string
+	wanted := map[string]bool{}
 	for _, r := range open {
 		id := r.WorkflowID()
-		wanted = append(wanted, id)
-		if slices.Contains(running, id) {
+		wanted[id] = true
+		if alive[id] {
 			continue
 		}
 		if err := c.StartBackfill(ctx, r); err != nil {
@@ -342,7 +357,7 @@ func (c *Control) sweep(ctx context.Context) error {
 	}
 	again := map[string]bool{}
 	for _, id := range running {
-		if !slices.Contains(wanted, id) {
+		if strings.HasPrefix(id, "backfill/") && !wanted[id] {
 			if err := c.Refresh(ctx, id); err != nil {
 				return err
 			}

@@ -565,7 +565,7 @@ func (k *worker) release(ctx context.Context) error {
 		return err
 	}
 	for range 1 + k.rng.IntN(3) {
-		if done, err := k.agent.store.ReleaseBatch(ctx, r.ID, 1+k.rng.IntN(16)); err != nil || done {
+		if done, _, err := k.agent.store.ReleaseBatch(ctx, r.ID, 1+k.rng.IntN(16)); err != nil || done {
 			return err
 		}
 		if err := k.fault("release: batch committed"); err != nil {

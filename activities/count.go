@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"backfill/internal/backfill"
 	"backfill/internal/control"
+	"backfill/internal/row"
 	"backfill/internal/side"
 )
 
@@ -14,7 +14,7 @@ import (
 // long, so that it never takes more than a twentieth of the time.
 func (a *Agent) Count(ctx context.Context) error {
 	next := time.Time{}
-	rung, done := a.bell("site 0")
+	rung, done := a.bell("site")
 	defer done()
 	known := 0
 	// Events tell of new tables; without them it looks often.
@@ -42,32 +42,30 @@ func (a *Agent) Count(ctx context.Context) error {
 	})
 }
 
-func (a *Agent) count(ctx context.Context, t backfill.Table) (side.Count, error) {
+func (a *Agent) count(ctx context.Context, t control.Mapped) (side.Count, error) {
 	r := side.Relation{Name: t.Relation(a.db.Side)}
-	if t.Mapping != nil && !t.Captures(a.db.Side) {
-		m, err := a.store.Mapping(ctx, t.ID)
-		if err != nil {
-			return side.Count{}, err
-		}
-		r.Key = m.KeyOrNil()
+	if !t.Captures(a.db.Side) {
+		r.Key = t.Made.KeyOrNil()
 	}
 	return a.db.Count(ctx, r, t.Captures(a.db.Side), a.CountLimit)
 }
 
 // CountNow counts and describes all tables of this side once.
 func (a *Agent) CountNow(ctx context.Context) error {
-	tables, err := a.store.Tables(ctx, a.db.Site)
+	tables, err := a.store.MappedTables(ctx, a.db.Site, "")
 	if err != nil {
 		return err
 	}
 	var reports []control.SideReport
+	var layouts []*row.Layout
+	var of []int // the reports they belong to
 	for _, t := range tables {
 		c, err := a.count(ctx, t)
 		if err != nil {
 			reports = append(reports, control.SideReport{TableID: t.ID, Problem: message(err), Unseen: true})
 			continue
 		}
-		r := control.SideReport{TableID: t.ID, Rows: c.Rows, Estimated: c.Estimated, CountedAt: c.At, Shape: c.Table.Shape, Problem: c.Table.Unfit(t, a.db.Side, tables)}
+		r := control.SideReport{TableID: t.ID, Rows: c.Rows, Estimated: c.Estimated, CountedAt: c.At, Shape: c.Table.Shape, Problem: c.Table.Unfit(t.Table, a.db.Side, control.Tables(tables))}
 		if r.Problem == "" {
 			r.Key = c.Table.Layout.Key
 			r.KeyTypes = side.KeyTypes(c.Table.Layout)
@@ -75,11 +73,16 @@ func (a *Agent) CountNow(ctx context.Context) error {
 			if c.Capture != "" {
 				r.Problem = c.Capture
 			}
-			if r.LayoutID, err = a.store.PutLayout(ctx, c.Table.Layout); err != nil {
-				return err
-			}
+			layouts, of = append(layouts, c.Table.Layout), append(of, len(reports))
 		}
 		reports = append(reports, r)
+	}
+	ids, err := a.store.PutLayouts(ctx, layouts)
+	if err != nil {
+		return err
+	}
+	for i, id := range ids {
+		reports[of[i]].LayoutID = id
 	}
 	if err := a.faults.at("count: counted"); err != nil {
 		return err

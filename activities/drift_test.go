@@ -148,7 +148,7 @@ func driftsDuring(t *testing.T, d drift, phase string) {
 	case "release":
 		w.walk(id)
 		w.Approve(id)
-		_, err := w.Store.ReleaseBatch(t.Context(), id, 10)
+		_, _, err := w.Store.ReleaseBatch(t.Context(), id, 10)
 		require.NoError(t, err)
 		before()
 		change()
@@ -245,7 +245,7 @@ func (w *world) see(id int64) {
 		w.Approve(id)
 	}
 	for w.Now(id).State == backfill.Releasing {
-		_, err := w.Store.ReleaseBatch(ctx, id, 10)
+		_, _, err := w.Store.ReleaseBatch(ctx, id, 10)
 		fails(err)
 	}
 }

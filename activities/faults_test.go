@@ -266,7 +266,7 @@ func (j *journey) run() {
 	j.do(func() error { return j.to.CountNow(ctx) })
 
 	// A backfill.
-	j.engine.running["of a closed request"] = true
+	j.engine.running["backfill/of a closed request"] = true
 	id := j.Request("public.orders").ID
 	j.do(func() error { return j.control.sweep(ctx) })
 	require.True(t, j.engine.running[j.Now(id).WorkflowID()])

@@ -84,7 +84,7 @@ func TestGapsEndRequestsTheyMakeDoubtful(t *testing.T) {
 			if name == "truncate of a partition" {
 				require.True(t, after.Source.CaptureSince.After(*before.Source.CaptureSince))
 			}
-			_, err = w.Store.ReleaseBatch(t.Context(), id, 10)
+			_, _, err = w.Store.ReleaseBatch(t.Context(), id, 10)
 			require.Error(t, err)
 		})
 	}

@@ -28,6 +28,7 @@ func (a *Agent) measure(ctx context.Context) {
 	for ctx.Err() == nil {
 		// A reading that could not be stored grows old, and an old one closes its gate.
 		busy, _ := m.measure(ctx)
+		last := time.Now()
 		if busy {
 			sleep(ctx, measureBusy)
 			continue
@@ -35,6 +36,7 @@ func (a *Agent) measure(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-rung:
+			sleep(ctx, time.Until(last.Add(measureBusy))) // a walk rings with each page
 		case <-time.After(measureIdle):
 		}
 	}
@@ -48,6 +50,9 @@ type meter struct {
 
 func (m *meter) measure(ctx context.Context) (busy bool, err error) {
 	duty, err := m.store.Duty(ctx, m.db.Site, m.db.Side)
+	if err == nil {
+		m.gated.Store(len(duty.Gates) > 0)
+	}
 	if err != nil || len(duty.Gates) == 0 {
 		return false, err
 	}

@@ -118,7 +118,7 @@ func (w *world) stands(because string) {
 			if r.State == backfill.AwaitingReview {
 				w.Approve(r.ID)
 			}
-			_, err := w.Store.ReleaseBatch(w.Context(), r.ID, 10)
+			_, _, err := w.Store.ReleaseBatch(w.Context(), r.ID, 10)
 			require.Error(w, err)
 		}
 	}
@@ -441,7 +441,7 @@ func TestIdentity_TheWrongDatabase(t *testing.T) {
 		_, err = wrong.Standing(t.Context())
 		require.Equal(t, backfill.Refused, backfill.CodeOf(err), "%v", err)
 		require.ErrorContains(t, err, "holds what was set up for side central of the same site")
-		_, err = wrong.SetupSteps(t.Context(), w.List(), "")
+		_, err = wrong.SetupSteps(t.Context(), w.List(), side.Roles{})
 		require.ErrorContains(t, err, "a site needs two databases")
 	}
 	a := w.agentAt(testkit.Source, w.ControlDSN, w.ReceiverDSN)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
@@ -19,7 +20,7 @@ func (w *world) try(table string, m backfill.Mapping) *control.MappingTrial {
 	w.Helper()
 	ctx := w.Context()
 	require.NoError(w, m.Check())
-	id, err := w.Store.StartTrial(ctx, control.MappingTrial{Site: testkit.Site, Source: testkit.Source, Receiver: testkit.Receiver,
+	id, err := w.Store.StartTrial(ctx, "test", control.MappingTrial{Site: testkit.Site, Source: testkit.Source, Receiver: testkit.Receiver,
 		From: m.SourceOf(table), To: m.TargetOf(table), Mapping: m, Sample: 10})
 	require.NoError(w, err)
 	for range 2 {
@@ -33,12 +34,21 @@ func (w *world) try(table string, m backfill.Mapping) *control.MappingTrial {
 	return t
 }
 
+// checked is what a trial found for a table as it is configured now.
+func (w *world) checked(table string, t *control.MappingTrial) *control.Checked {
+	c := &control.Checked{Made: t.Made, From: t.Source}
+	if known, err := w.Store.Table(w.Context(), testkit.Site, table); err == nil {
+		c.Version = known.Version
+	}
+	return c
+}
+
 // remap sets a table's mapping.
 func (w *world) remap(table string, m backfill.Mapping) {
 	w.Helper()
 	t := w.try(table, m)
 	require.Empty(w, t.Fields)
-	w.Configure(table, control.TableChange{CapturedFrom: []string{testkit.Source}, Mapping: &m, Made: t.Made})
+	w.Configure(table, control.TableChange{CapturedFrom: []string{testkit.Source}, Mapping: &m, Checked: w.checked(table, t)})
 	w.Setup()
 	w.count()
 }
@@ -199,6 +209,12 @@ func TestMappingsThatCannotBeUsed(t *testing.T) {
 		{"kind", "name) STORED, ADD COLUMN evil int DEFAULT (1", "columns.kind", "brackets do not match"},
 		{"kind", "name -- comment", "columns.kind", "comments are not allowed"},
 		{"kind", "$1", "columns.kind", "no parameter $1"},
+		{"kind", "tableoid::text", "columns.kind", "tableoid is PostgreSQL's own"},
+		{"kind", "name || source.tableoid", "columns.kind", "tableoid is PostgreSQL's own"},
+		{"kind", "ctid::text", "columns.kind", "system column"},
+		{"kind", "xmin::text", "columns.kind", "system column"},
+		{"kind", "source.cmax::text", "columns.kind", "system column"},
+		{"kind", "(source IS NULL)::text", "columns.kind", "on central"},
 		{"kind", "name AS x", "columns.kind", "syntax error"},
 		{"kind", "name, id", "columns.kind", "on central:"},
 		{"kind", "default", "columns.kind", "no default"},
@@ -305,6 +321,8 @@ func TestAMistakeInAMappingIsFoundByAClaim(t *testing.T) {
 	w.shaped()
 	m.Prove["bad"] = backfill.Claim{Source: "nam", Target: "first_name"}
 	require.Contains(t, backfill.Unfit(w.try("public.users", m).Fields).Error(), "mapping.prove.bad: source: on school: column")
+	m.Prove["bad"] = backfill.Claim{Source: "name", Target: "target.tableoid::text"}
+	require.Contains(t, backfill.Unfit(w.try("public.users", m).Fields).Error(), "mapping.prove.bad: target: tableoid is PostgreSQL's own")
 	m.Prove["bad"] = backfill.Claim{Source: "name", Target: "now()::text"}
 	require.Contains(t, backfill.Unfit(w.try("public.users", m).Fields).Error(), "mapping.prove.bad: target: on central it is not immutable")
 }
@@ -333,7 +351,7 @@ func TestATableTakesTheRowsOfOneAndEveryKeyOfIt(t *testing.T) {
 	m.Source = "public.users"
 	trial := w.try("public.more", m)
 	require.Empty(t, trial.Fields)
-	_, err := w.Store.PutTable(t.Context(), "test", testkit.Site, "public.more", control.TableChange{CapturedFrom: []string{testkit.Source}, Mapping: &m, Made: trial.Made})
+	_, err := w.Store.PutTable(t.Context(), "test", testkit.Site, "public.more", control.TableChange{CapturedFrom: []string{testkit.Source}, Mapping: &m, Checked: w.checked("public.more", trial)})
 	require.ErrorContains(t, err, "public.users is written to shop.people already")
 
 	w.onReceiver(`CREATE TABLE shop.narrow (nr smallint PRIMARY KEY)`)
@@ -461,4 +479,301 @@ func TestShadowReadsOfAnotherShape(t *testing.T) {
 	require.Equal(t, backfill.ShadowCounts{Match: 3}, w.verdicts(read("1", "name", "Ann van 1"), read("2", "name score", "Ann van 2", "2"), read("3", "legacy", "true")))
 	w.onReceiver(`UPDATE shop.people SET last_name = 'x' WHERE nr = 1; UPDATE shop.people SET points = 0 WHERE nr = 2`)
 	require.Equal(t, backfill.ShadowCounts{Match: 1, Mismatch: 2}, w.verdicts(read("1", "name", "Ann van 1"), read("2", "score", "2"), read("3", "name", "Ann van 3")))
+}
+
+// A value that is too long for its column is refused, as an INSERT refuses it, and never
+// cut, wherever the length stands, with a mapping and without one.
+func TestWhatIsTooLongIsRefusedAndNeverCut(t *testing.T) {
+	t.Parallel()
+	cases := []struct{ typ, fits, long, wide, expr string }{
+		{"varchar(3)", "abc", "abcd", "text", "lower(%s)"},
+		{"char(3)", "ab", "abcd", "text", "lower(%s)"},
+		{"bit(3)", "101", "1011", "varbit", "~%s"},
+		{"varbit(3)", "10", "1011", "varbit", "~%s"},
+		{"varchar(3)[]", "{abc,NULL}", "{a,abcd}", "text[]", "%s || '{x}'"},
+		{"char(3)[]", "{ab,c}", "{a,abcd}", "text[]", "%s || '{x}'"},
+		{"bit(3)[]", "{101}", "{1011}", "varbit[]", "%s || '{111}'"},
+		{"varbit(3)[]", "{10,1}", "{1011}", "varbit[]", "%s || '{1}'"},
+		{"d3", "abc", "abcd", "text", "lower(%s)"},
+		{"deep", "abc", "abcd", "text", "lower(%s)"},
+		{"c3", "ab", "abcd", "text", "lower(%s)"},
+		{"b3", "101", "1011", "varbit", "~%s"},
+		{"many", "{abc}", "{abcd}", "text[]", "%s || '{x}'"},
+		{"d3[]", "{abc,NULL}", "{abcd}", "text[]", "%s || '{x}'"},
+		{"c3[]", "{ab}", "{abcd}", "text[]", "%s || '{x}'"},
+		{"b3[]", "{101}", "{1011}", "varbit[]", "%s || '{111}'"},
+		{"part", "(abc,1)", "(abcd,1)", "wide", "ROW((%s).a, (%[1]s).n)"},
+		{"part[]", `{"(abc,1)"}`, `{"(abcd,1)"}`, "text", ""},
+		{"many[]", `{"{abc}"}`, `{"{abcd}"}`, "text", ""},
+	}
+	const types = `CREATE DOMAIN d3 AS varchar(3); CREATE DOMAIN deep AS d3; CREATE DOMAIN many AS varchar(3)[]; CREATE DOMAIN c3 AS char(3); CREATE DOMAIN b3 AS bit(3);
+		CREATE TYPE part AS (a varchar(3), n int); CREATE TYPE wide AS (a text, n int);`
+	text, wide, limited, fits, long := "id text PRIMARY KEY", "id int PRIMARY KEY", "id int PRIMARY KEY", "'0'", ""
+	m := backfill.Mapping{Target: "public.there", Columns: map[string]string{}}
+	for i, c := range cases {
+		name := fmt.Sprintf("c%d", i)
+		text += ", " + name + " text"
+		wide += ", " + name + " " + c.wide
+		limited += ", " + name + " " + c.typ
+		fits += ", '" + c.fits + "'"
+		long += fmt.Sprintf("INSERT INTO %%[1]s (id, %s) VALUES ('%d', '%s');", name, i+1, c.long)
+		if c.expr == "" {
+			m.Drop = append(m.Drop, name)
+		} else {
+			m.Columns[name] = fmt.Sprintf(c.expr, name)
+		}
+	}
+	w := worldOf(testkit.NewPairOf(t, types+`CREATE TABLE plain (`+text+`); CREATE TABLE here (`+wide+`)`,
+		types+`CREATE TABLE plain (`+strings.Replace(limited, "int", "d3", 1)+`); CREATE TABLE there (`+limited+`)`, "public.plain"), Settings{})
+	w.remap("public.here", m)
+	for _, table := range []string{"plain", "here"} {
+		w.onSource(`INSERT INTO ` + table + ` VALUES (` + fits + `)`)
+		w.onSource(fmt.Sprintf(long, table))
+	}
+	w.onSource(`INSERT INTO plain (id) VALUES ('abcd'), ('abc'); DELETE FROM plain WHERE id = 'abcd'`)
+	w.drain()
+	require.Equal(t, []string{"0", "abc"}, testkit.Strings(t, w.R, `SELECT id FROM plain ORDER BY 1`), "a key is not cut either, and deletes nothing")
+	require.Equal(t, []string{"0", "18", "19"}, testkit.Strings(t, w.R, `SELECT id::text FROM there ORDER BY id`), "the last two columns are dropped")
+	aside := w.setAside()
+	require.Len(t, aside, len(cases)+len(cases)-2, strings.Join(aside, "\n"))
+	for _, line := range aside {
+		require.Regexp(t, "value too long|does not match type|too long for type", line)
+	}
+	// What fits is compared as it is stored.
+	w.onSource(`DELETE FROM plain WHERE id <> '0'; DELETE FROM here WHERE id BETWEEN 1 AND 17`)
+	w.drain()
+	require.Equal(t, "EQUAL", w.reconcile("public.here").Verdict)
+	run := w.reconcile("public.plain")
+	require.Equal(t, []string{"different 0 c5 c14"}, w.differences(run), "the source's text is no array, where blanks would be")
+}
+
+// A key that no row of the receiver can have is a problem of its row alone, in the review
+// and when it is released.
+func TestAKeyThatTheReceiverCannotHold(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPairOf(t, `CREATE TABLE plain (id bigint PRIMARY KEY, v text); CREATE TABLE source (id bigint PRIMARY KEY, v text);
+		INSERT INTO plain SELECT n, n FROM generate_series(1, 30) n; INSERT INTO plain VALUES (3000000000, 'far'); INSERT INTO source TABLE plain`,
+		`CREATE TABLE plain (id int PRIMARY KEY, v text); CREATE TABLE target (nr bigint PRIMARY KEY, v text)`, "public.plain"), small(7))
+	w.remap("public.source", backfill.Mapping{Target: "public.target", Columns: map[string]string{"nr": "id"}})
+	w.onReceiver(`ALTER TABLE target ALTER nr TYPE int`) // since the mapping was checked
+	for _, filled := range []bool{false, true} {
+		for _, table := range []string{"public.plain", "public.source"} {
+			r := w.Request(table)
+			w.walk(r.ID)
+			w.classify(r.ID)
+			odd, err := w.Store.StagedRows(t.Context(), r.ID, backfill.Unknown, 0, 100)
+			require.NoError(t, err)
+			require.Len(t, odd, 1, table)
+			require.Equal(t, backfill.Key{"3000000000"}, odd[0].Key)
+			require.Contains(t, odd[0].Problem, "out of range for type integer")
+			effect := map[bool]backfill.Effect{false: backfill.Insert, true: backfill.Identical}[filled]
+			rows, err := w.Store.StagedRows(t.Context(), r.ID, effect, 0, 100)
+			require.NoError(t, err)
+			require.Len(t, rows, 30, table)
+			if filled {
+				w.Reject(r.ID)
+				continue
+			}
+			w.Approve(r.ID)
+			w.release(r.ID, 100)
+			w.drain()
+		}
+	}
+	require.Len(t, w.setAside(), 2)
+}
+
+// Nothing that was given as an expression is run before it is known to be immutable, on
+// either side, nor anything when a mapping is refused.
+func TestAnExpressionThatDoesSomethingIsNeverRun(t *testing.T) {
+	t.Parallel()
+	const trap = `CREATE TABLE ran (what text); CREATE SEQUENCE s;
+		CREATE FUNCTION v(text) RETURNS text VOLATILE LANGUAGE sql AS 'INSERT INTO public.ran VALUES ($1) RETURNING what';
+		CREATE FUNCTION st(text) RETURNS text STABLE LANGUAGE plpgsql AS 'BEGIN PERFORM pg_notify($1, $1); PERFORM nextval(''public.s''); RETURN $1; END';
+		CREATE FUNCTION vop(text, text) RETURNS text VOLATILE LANGUAGE sql AS 'SELECT public.v($1)'; CREATE OPERATOR public.## (LEFTARG = text, RIGHTARG = text, FUNCTION = vop);
+		CREATE TYPE made AS (t text); CREATE FUNCTION vcast(text) RETURNS made VOLATILE LANGUAGE sql AS 'SELECT ROW(public.v($1))::public.made'; CREATE CAST (text AS made) WITH FUNCTION vcast(text);`
+	const honest = `CREATE FUNCTION one(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1';`
+	exprs := []string{
+		"public.v(name)", "public.st(name)", "name OPERATOR(public.##) name", "(name::public.made).t", "CASE WHEN id < 0 THEN public.v('x') ELSE name END", "coalesce(name, public.v('x'))",
+		"nextval('public.s')::text", "setval('public.s', 99)::text", "pg_notify('x', name)::text", "set_config('search_path', name, false)", "pg_read_file('/etc/passwd')", "pg_sleep(60)::text",
+		"pg_terminate_backend(id)::text", "lo_create(1)::text", "query_to_xml('DELETE FROM public.source', true, true, '')::text", "pg_advisory_lock(1)::text", "current_user::text", "clock_timestamp()::text",
+		"(SELECT public.v('x'))", "(WITH d AS (DELETE FROM public.source RETURNING name) SELECT name FROM d)", "ARRAY(SELECT name FROM public.source)::text", "EXISTS (SELECT)::text",
+		"string_agg(name, '')", "row_number() OVER ()::text", "generate_series(1, 1000000000)::text", "regexp_split_to_table(name, '')", "(VALUES ('x'))", "name) FROM public.source; DELETE FROM public.source; SELECT (name",
+	}
+	columns := backfill.Mapping{Target: "public.target", Columns: map[string]string{}}
+	nothing := map[string]string{}
+	sources := backfill.Mapping{Target: "public.target", Columns: nothing, Prove: map[string]backfill.Claim{}}
+	targets := backfill.Mapping{Target: "public.target", Columns: nothing, Prove: map[string]backfill.Claim{}}
+	target := "id int PRIMARY KEY, name text"
+	for i, expr := range exprs {
+		name := fmt.Sprintf("c%d", i)
+		target += ", " + name + " text"
+		columns.Columns[name], nothing[name] = expr, "null"
+		sources.Prove[name] = backfill.Claim{Source: expr, Target: "name"}
+		targets.Prove[name] = backfill.Claim{Source: "name", Target: expr}
+	}
+	w := worldOf(testkit.NewPairOf(t, `CREATE TABLE source (id int PRIMARY KEY, name text); INSERT INTO source VALUES (1, 'Ann');`+trap+honest+`CREATE FUNCTION two(text) RETURNS text VOLATILE LANGUAGE sql AS 'SELECT public.v($1)'`,
+		`CREATE TABLE target (`+target+`);`+trap+honest+`CREATE FUNCTION two(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1'`), Settings{})
+	for field, m := range map[string]backfill.Mapping{"mapping.columns.": columns, "mapping.prove.": targets, "mapping.prove. ": sources} {
+		refused := map[string]bool{}
+		for _, f := range w.try("public.source", m).Fields {
+			refused[f.Field] = true
+		}
+		for i, expr := range exprs {
+			require.True(t, refused[strings.TrimSpace(field)+fmt.Sprintf("c%d", i)], "%s %s", field, expr)
+		}
+	}
+	sources.Prove = nil
+	sources.Columns["c0"] = "public.two(name)"
+	require.Contains(t, backfill.Unfit(w.try("public.source", sources).Fields).Error(), "mapping.columns.c0: on school it is not immutable")
+	sources.Columns["c0"] = "public.one(name)"
+	require.Empty(t, w.try("public.source", sources).Fields)
+	for _, side := range []*pgx.Conn{w.S, w.R} {
+		require.Equal(t, []string{"0 false"}, testkit.Strings(t, side, `SELECT (SELECT count(*) FROM ran) || ' ' || is_called FROM s`))
+		require.Zero(t, testkit.Value[int](t, side, `SELECT count(*) FROM pg_class WHERE relname IN ('source', 'target') AND relpersistence = 't'`))
+	}
+	require.Equal(t, 1, testkit.Value[int](t, w.S, `SELECT count(*) FROM source`))
+}
+
+// Another mapping ends a backfill wherever it is, and what was not released yet never is.
+func TestAnotherMappingEndsABackfillWhereverItIs(t *testing.T) {
+	w := peopleWorld(t, 100)
+	version := 1
+	another := func(r *backfill.Request) {
+		t.Helper()
+		version++
+		m := peopleMapping()
+		m.Columns["kind"] = fmt.Sprintf("'version %d'", version)
+		w.remap("public.users", m)
+		now := w.Now(r.ID)
+		require.Equal(t, backfill.Failed, now.State)
+		require.Equal(t, backfill.Remapped(version), now.Reason)
+	}
+	// Before and while it walks.
+	another(w.Request("public.users"))
+	r := w.Request("public.users")
+	k := w.claim(w.from, r.ID)
+	require.NoError(t, k.freeze(t.Context()))
+	_, err := k.page(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 40, w.Now(r.ID).Staged)
+	another(r)
+	require.Error(t, toTheEnd(t.Context(), k))
+	require.EqualValues(t, 40, w.Now(r.ID).Staged)
+	// While its rows are judged: what one mapping has made is not shown as the other's.
+	r = w.Request("public.users")
+	w.walk(r.ID)
+	reached, resume := w.stopAt(w.to, "classify: read")
+	judged := make(chan error, 1)
+	go func() { judged <- w.to.classify(t.Context(), w.Now(r.ID), 0, 100) }()
+	<-reached
+	another(r)
+	resume(nil)
+	require.NoError(t, <-judged)
+	rows, err := w.Store.StagedRows(t.Context(), r.ID, "", 0, 100)
+	require.NoError(t, err)
+	require.Nil(t, rows[0].Result)
+	// While it is released: what is in the queue by then is made by the new one.
+	r = w.Request("public.users")
+	w.walk(r.ID)
+	w.classify(r.ID)
+	w.Approve(r.ID)
+	done, _, err := w.Store.ReleaseBatch(t.Context(), r.ID, 15)
+	require.NoError(t, err)
+	require.False(t, done)
+	another(r)
+	_, _, err = w.Store.ReleaseBatch(t.Context(), r.ID, 15)
+	if err == nil {
+		require.Equal(t, backfill.Failed, w.Now(r.ID).State)
+	}
+	w.drain()
+	require.Len(t, w.people(), 15)
+	require.Equal(t, []string{fmt.Sprintf("version %d", version)}, testkit.Strings(t, w.R, `SELECT DISTINCT kind FROM shop.people`))
+}
+
+// Whatever judges a row judges what the mapping makes of it: with a column dropped, one
+// that is NULL by its expression, a key in another order, and two targets of one table.
+func TestEveryJudgeSeesWhatTheMappingMakes(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPairOf(t, `CREATE TABLE orders (a int, b text COLLATE "C", gone text, v text, n numeric, at timestamp, PRIMARY KEY (a, b));
+		INSERT INTO orders SELECT n % 10, 'k' || n, 'gone', CASE WHEN n % 3 = 0 THEN 'None' WHEN n % 5 > 0 THEN 'V' || n END, n + 0.5, '2024-01-01 10:00'::timestamp + n * interval '7 h' FROM generate_series(1, 60) n`, `
+		CREATE TABLE sold (y text NOT NULL, x bigint NOT NULL, v text, whole int, day date, UNIQUE (y, x));
+		CREATE TABLE copies (a int, b text, half numeric, PRIMARY KEY (b, a))`), small(10))
+	w.remap("public.orders", backfill.Mapping{Target: "public.sold", Drop: []string{"gone"}, Columns: map[string]string{"x": "a", "y": "b", "v": "nullif(lower(v), 'none')", "whole": "n", "day": "at"}})
+	w.remap("public.copies", backfill.Mapping{Source: "public.orders", Drop: []string{"gone", "v", "at"}, Columns: map[string]string{"half": "n / 2"}})
+	send := func(r *backfill.Request, rows int) {
+		t.Helper()
+		w.walk(r.ID)
+		w.classify(r.ID)
+		require.Len(t, w.staged(r.ID), rows)
+		w.Approve(r.ID)
+		w.release(r.ID, 100)
+		w.drain()
+		require.Empty(t, w.setAside())
+	}
+	judge := func(table string) (verdict string, differences []string) {
+		t.Helper()
+		run := w.reconcile(table)
+		require.EqualValues(t, 60, run.Counts.Rows)
+		return run.Verdict, w.differences(run)
+	}
+	equal := func() {
+		t.Helper()
+		for _, table := range []string{"public.orders", "public.copies"} {
+			verdict, differences := judge(table)
+			require.Equal(t, "EQUAL", verdict, "%s: %v", table, differences)
+		}
+		w.look()
+		require.NotContains(t, w.refusals(), "proof")
+	}
+	send(w.Request("public.orders"), 60)
+	send(w.Request("public.copies"), 60)
+	require.Equal(t, []string{"k3|3||4|2024-01-02"}, testkit.Strings(t, w.R, `SELECT concat_ws('|', y, x, coalesce(v, ''), whole, day) FROM sold WHERE y = 'k3'`), "assigned, not read anew")
+	equal()
+	w.onSource(`UPDATE orders SET gone = 'other'`)
+	w.drain()
+	equal()
+
+	stop := w.sync()
+	read := func(key, column, value string) control.ShadowRead {
+		return control.ShadowRead{TableID: w.Tables["public.orders"].ID, Key: strings.Split(key, " "), Found: true, Columns: []string{column}, Values: []*string{&value}}
+	}
+	require.Equal(t, backfill.ShadowCounts{Match: 5}, w.verdicts(read("3 k3", "v", "None"), read("1 k1", "v", "V1"), read("1 k1", "gone", "other"), read("1 k1", "n", "1.5"), read("1 k1", "at", "2024-01-01 17:00:00")))
+	w.onReceiver(`UPDATE sold SET v = 'none' WHERE y = 'k3'; UPDATE sold SET v = NULL WHERE y = 'k1'; DELETE FROM sold WHERE y = 'k2'; INSERT INTO sold VALUES ('k2', 22)`)
+	require.Equal(t, backfill.ShadowCounts{Match: 1, Mismatch: 2}, w.verdicts(read("3 k3", "v", "None"), read("1 k1", "v", "V1"), read("4 k4", "v", "V4")))
+	stop()
+	run := w.reconcile("public.orders")
+	require.Equal(t, "DIFFERENT", run.Verdict)
+	require.ElementsMatch(t, []string{"different 3, k3 v", "different 1, k1 v", "missing 2, k2", "surplus 22, k2"}, w.differences(run))
+	verdict, _ := judge("public.copies")
+	require.Equal(t, "EQUAL", verdict, "each target by itself")
+	w.look()
+	require.Contains(t, w.refusals()["proof"], "found")
+	d, err := w.Store.CreateRequest(t.Context(), control.NewRequest{Direction: w.Out.ID, TableID: w.Tables["public.orders"].ID, Mode: backfill.ModeDifferences, Proof: run.ID, By: "test"})
+	require.NoError(t, err)
+	send(d, 3)
+	w.onReceiver(`DELETE FROM sold WHERE x = 22`)
+	equal()
+
+	// The source's table loses the column that goes nowhere.
+	w.onSource(`ALTER TABLE orders DROP COLUMN gone`)
+	w.Setup()
+	w.count()
+	w.onSource(`UPDATE orders SET v = 'None' WHERE a = 4`)
+	w.drain()
+	equal()
+
+	// The receiver's column takes more than when the mapping was checked: nothing is cut to
+	// what it was, and the sides are not compared by it.
+	w.onReceiver(`ALTER TABLE sold ALTER whole TYPE numeric(10, 1)`)
+	w.onSource(`UPDATE orders SET n = 7.25 WHERE b = 'k7'`)
+	w.drain()
+	require.Equal(t, []string{"7.3"}, testkit.Strings(t, w.R, `SELECT whole::text FROM sold WHERE y = 'k7'`))
+	require.ErrorContains(t, w.tryJudge(w.newRun("public.orders", control.NewReconciliation{})), "column \"whole\" is numeric(10,1) and was integer when its mapping was checked: set the mapping again")
+	r := w.Request("public.orders")
+	w.walk(r.ID)
+	w.classify(r.ID)
+	rows, err := w.Store.StagedRows(t.Context(), r.ID, backfill.Overwrite, 0, 100)
+	require.NoError(t, err)
+	require.Len(t, rows, 59, "all but the one that came since")
+	require.Equal(t, "10.5", *rows[0].Result[3])
 }

@@ -65,7 +65,7 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 	})
 	w.Approve(second)
 	w.few("a batch of a release, with rows that are overtaken", func(from, _ *Agent) {
-		_, err := from.store.ReleaseBatch(t.Context(), second, 100)
+		_, _, err := from.store.ReleaseBatch(t.Context(), second, 100)
 		require.NoError(t, err)
 		_, err = from.store.Lead(t.Context(), w.Out.ID)
 		require.NoError(t, err)

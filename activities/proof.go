@@ -94,7 +94,7 @@ func (w *walk) round(ctx context.Context, after backfill.Key, n, size int, stopp
 		if leaf.Count == 0 {
 			break
 		}
-		leaves = append(leaves, control.Leaf{N: int32(n + len(leaves)), After: leaf.Lower, UpTo: leaf.Upper, Rows: leaf.Count, Sum1: leaf.Sums[0], Sum2: leaf.Sums[1]})
+		leaves = append(leaves, control.Leaf{N: int32(n + len(leaves)), After: leaf.Lower, UpTo: leaf.Upper, Rows: leaf.Count, Digest: leaf.Digest})
 		after = leaf.Upper
 	}
 	for {
@@ -171,7 +171,7 @@ func (a *Agent) compare(ctx context.Context, req *backfill.Request) error {
 		if position < f.Seq {
 			return nil // not yet: it would be found different for what is on its way
 		}
-		equal := here.Same(proof.Leaf{Count: f.Rows, Sums: [2]string{f.Sum1, f.Sum2}})
+		equal := here.Same(proof.Leaf{Count: f.Rows, Digest: f.Digest})
 		if err := a.store.AnswerLeaf(ctx, req.ID, f, equal); err != nil {
 			return err
 		}

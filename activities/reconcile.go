@@ -126,15 +126,16 @@ type comparison struct {
 }
 
 // meet reads how the table is configured. A mapping that changes ends the run.
-func (c *comparison) meet(ctx context.Context, run *backfill.Reconciliation) (err error) {
+func (c *comparison) meet(ctx context.Context, run *backfill.Reconciliation) error {
 	if c.table != nil {
 		return nil
 	}
-	if c.made, err = c.store.Mapping(ctx, run.TableID); err != nil {
+	t, err := c.store.MappedTable(ctx, run.Site, run.Table)
+	if err != nil {
 		return err
 	}
-	c.table, err = c.store.Table(ctx, run.Site, run.Table)
-	return err
+	c.table, c.made = &t.Table, t.Made
+	return nil
 }
 
 // relation is this side's table as it is compared: the source's through the mapping.
@@ -202,7 +203,7 @@ func encoding(source, receiver *row.Layout, excluded []string) (*row.Encoding, e
 type hashing struct{ comparison }
 
 func (h *hashing) compared(run *backfill.Reconciliation) side.Compared {
-	return side.Compared{Relation: h.relation(), TableID: run.TableID, Layout: h.source, Shape: run.Shape, Rows: h.rows.Source("t")}
+	return side.Compared{Relation: h.relation(), TableID: run.TableID, Layout: h.source, Shape: run.Shape, Rows: h.rows.Source("t"), Bytes: h.rows.SourceBytes("t")}
 }
 
 func (h *hashing) step(ctx context.Context, run *backfill.Reconciliation) (progress, error) {
@@ -340,26 +341,27 @@ func (h *hashing) evidence(ctx context.Context, read func() (side.Reading, error
 	return control.Evidence{Snapshot: r.Snapshot, AfterSeq: seq, Position: r.Position, Reads: r.Reads}, err
 }
 
-// cut reads the next leaves of the table. Once more than a tenth of the leaves differ
-// their hashes on the receiver tell nothing: the rows are listed at once.
+// cut reads the next leaves of the table. To list a leaf's rows costs what ten hashes of
+// it do; where more than three quarters of the leaves differ, hashes spare nothing, and
+// the rows are listed at once.
 func (h *hashing) cut(ctx context.Context, run *backfill.Reconciliation, left control.Remaining) error {
 	after, err := h.store.LastUpper(ctx, h.id, run.LeafCount)
 	if err != nil {
 		return err
 	}
 	size := run.LeafRows
-	limit := size * min(max(h.PageRows/size, 1), judgedAtOnce)
+	most := min(max(h.PageRows/size, 1), judgedAtOnce)
 	state := "hashed"
 	switch {
 	case run.Mode == backfill.RunSampled:
 		state = "cut"
-	case left.Final >= 20 && left.Bad*10 > left.Final:
+	case left.Final >= 20 && left.Bad*4 > left.Final*3:
 		state = "suspect"
 	}
 	var leaves []proof.Leaf
 	var end bool
 	e, err := h.evidence(ctx, func() (r side.Reading, err error) {
-		leaves, r, end, err = h.db.CutLeaves(ctx, h.compared(run), after, run.LeafCount+1, size, limit, state != "cut")
+		leaves, r, end, err = h.db.CutLeaves(ctx, h.compared(run), after, run.LeafCount+1, size, most, state != "cut")
 		return r, err
 	})
 	if err != nil {
@@ -512,7 +514,7 @@ type comparing struct {
 }
 
 func (c *comparing) compared(run *backfill.Reconciliation) side.Compared {
-	return side.Compared{Relation: c.relation(), TableID: run.TableID, Layout: c.there, Shape: run.ReceiverShape, Rows: c.rows.Receiver("t"), Both: run.Both}
+	return side.Compared{Relation: c.relation(), TableID: run.TableID, Layout: c.there, Shape: run.ReceiverShape, Rows: c.rows.Receiver("t"), Bytes: c.rows.ReceiverBytes("t"), Both: run.Both}
 }
 
 func (c *comparing) step(ctx context.Context, run *backfill.Reconciliation) (progress, error) {

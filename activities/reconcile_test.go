@@ -16,6 +16,7 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
+	"backfill/internal/proof"
 	"backfill/internal/testkit"
 )
 
@@ -280,9 +281,20 @@ func TestMuchThatDiffersIsListedAtOnce(t *testing.T) {
 	r := w.reconcile("public.orders")
 	require.EqualValues(w, 40, r.Counts.Missing)
 	require.EqualValues(w, 160, r.Counts.DifferentValues)
-	require.NotZero(w, testkit.Value[int](w, w.C, `SELECT count(*) FROM backfill_control.run_leaf WHERE state = 'different' AND receiver_sums IS NULL`),
+	require.NotZero(w, testkit.Value[int](w, w.C, `SELECT count(*) FROM backfill_control.run_leaf WHERE state = 'different' AND receiver_digest IS NULL`),
 		"hashes of the receiver were no longer asked for")
 	require.Zero(w, testkit.Value[int](w, w.C, `SELECT count(*) FROM backfill_control.leaf_row`))
+}
+
+// What differs at the beginning of a table does not have all the rest of it listed.
+func TestRowsAreListedOnlyWhileMostLeavesDiffer(t *testing.T) {
+	t.Parallel()
+	w := worldOf(testkit.NewPairOf(t, orders+`; INSERT INTO orders SELECT n, 'x' FROM generate_series(1, 400) n`,
+		orders+`; INSERT INTO orders SELECT n, CASE WHEN n <= 80 THEN 'y' ELSE 'x' END FROM generate_series(1, 400) n`, "public.orders"), Settings{ProofRows: 2, PageRows: 8})
+	r := w.reconcile("public.orders")
+	require.EqualValues(w, 80, r.Counts.DifferentValues)
+	require.EqualValues(w, 160, r.Counts.Equal)
+	require.Less(w, testkit.Value[int](w, w.C, `SELECT count(*) FROM backfill_control.run_leaf WHERE attempts > 0`), 150, "of 200 leaves, 40 of which differ")
 }
 
 func TestASampleComparesSomeLeavesAndCountsTheOthers(t *testing.T) {
@@ -602,6 +614,9 @@ func TestGuarantee5_ALeafIsJudgedOnce(t *testing.T) {
 	resume(nil)
 	_, err := wait()
 	require.NoError(t, err)
+	old := []proof.Leaf{{N: 1, Count: 10, Digest: "of an earlier read"}}
+	require.ErrorIs(t, w.Store.Hashed(t.Context(), id, old, control.Evidence{Snapshot: "1:1:"}), control.ErrFenced)
+	require.ErrorIs(t, w.Store.Compared(t.Context(), id, old), control.ErrFenced)
 	r, err := w.Store.Conclude(t.Context(), id)
 	require.NoError(t, err)
 	require.Equal(t, "DIFFERENT", r.Verdict)

@@ -8,6 +8,7 @@ import (
 
 	"backfill/internal/backfill"
 	"backfill/internal/control"
+	"backfill/internal/side"
 	"backfill/internal/testkit"
 )
 
@@ -212,7 +213,7 @@ func TestAPartitionIsNotConfiguredBesideItsTable(t *testing.T) {
 			panel, err := w.Store.Panel(t.Context(), testkit.Site, c.second, testkit.Source)
 			require.NoError(t, err)
 			require.Contains(t, panel.Receiver.Problem, c.want)
-			_, err = w.To.SetupSteps(t.Context(), w.List(), "")
+			_, err = w.To.SetupSteps(t.Context(), w.List(), side.Roles{})
 			require.ErrorContains(t, err, c.want)
 			_, err = w.Store.RemoveTable(t.Context(), "test", testkit.Site, c.second)
 			require.NoError(t, err)

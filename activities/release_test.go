@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -71,7 +72,7 @@ func TestGuarantee1_NothingOfABackfillIsVisibleBeforeApproval(t *testing.T) {
 			w.classify(id)
 			hidden()
 			// Not released by asking for it.
-			_, err = w.Store.ReleaseBatch(t.Context(), id, 100)
+			_, _, err = w.Store.ReleaseBatch(t.Context(), id, 100)
 			require.ErrorIs(t, err, control.ErrFenced)
 			hidden()
 			switch outcome {
@@ -88,7 +89,7 @@ func TestGuarantee1_NothingOfABackfillIsVisibleBeforeApproval(t *testing.T) {
 				_, err = w.Store.Close(t.Context(), id, "test", backfill.Cancelled, "enough")
 				require.NoError(t, err)
 			}
-			_, err = w.Store.ReleaseBatch(t.Context(), id, 100)
+			_, _, err = w.Store.ReleaseBatch(t.Context(), id, 100)
 			require.ErrorIs(t, err, control.ErrFenced)
 			hidden()
 			require.Len(t, w.staged(id), 20, "staged rows stay readable")
@@ -236,7 +237,8 @@ func TestGuarantee4_ReleaseChecksUnderTheLock(t *testing.T) {
 	ended := make(chan struct{})
 	release := async(func() (bool, error) {
 		defer close(ended)
-		return w.Store.ReleaseBatch(t.Context(), id, 10)
+		done, _, err := w.Store.ReleaseBatch(t.Context(), id, 10)
+		return done, err
 	})
 	testkit.Eventually(t, "the release waits or ends", func() bool {
 		select {
@@ -266,7 +268,7 @@ func TestGuarantee5_EachRowIsReleasedOnce(t *testing.T) {
 	for i := range 6 {
 		all.Go(func() {
 			for {
-				done, err := w.Store.ReleaseBatch(t.Context(), id, 5+i)
+				done, _, err := w.Store.ReleaseBatch(t.Context(), id, 5+i)
 				if done || err != nil {
 					require.True(t, done || err == control.ErrFenced, "%v", err)
 					return
@@ -290,19 +292,19 @@ func TestReleaseStopsWhenPausedOrCancelled(t *testing.T) {
 	id := w.Request("public.orders").ID
 	w.walk(id)
 	w.Approve(id)
-	_, err := w.Store.ReleaseBatch(t.Context(), id, 8)
+	_, _, err := w.Store.ReleaseBatch(t.Context(), id, 8)
 	require.NoError(t, err)
 	_, err = w.Store.Pause(t.Context(), id, "someone", "", true)
 	require.NoError(t, err)
-	_, err = w.Store.ReleaseBatch(t.Context(), id, 8)
+	_, _, err = w.Store.ReleaseBatch(t.Context(), id, 8)
 	require.ErrorIs(t, err, control.ErrPaused)
 	_, err = w.Store.Pause(t.Context(), id, "someone", "", false)
 	require.NoError(t, err)
-	_, err = w.Store.ReleaseBatch(t.Context(), id, 8)
+	_, _, err = w.Store.ReleaseBatch(t.Context(), id, 8)
 	require.NoError(t, err)
 	_, err = w.Store.Close(t.Context(), id, "someone", backfill.Cancelled, "enough")
 	require.NoError(t, err)
-	_, err = w.Store.ReleaseBatch(t.Context(), id, 8)
+	_, _, err = w.Store.ReleaseBatch(t.Context(), id, 8)
 	require.ErrorIs(t, err, control.ErrFenced)
 	require.Equal(t, int64(16), w.Now(id).Released)
 	w.drain()
@@ -565,4 +567,28 @@ func TestGuarantee7_OneOpenRequestWhateverTheRace(t *testing.T) {
 	}
 	require.Equal(t, 1, open())
 	require.Equal(t, 1, open("2"))
+}
+
+// A batch's size follows from how long others wait for it, not from how long it waits for
+// them: beside many pushes it would come down to a few rows.
+func TestABatchIsNotBlamedForItsWaitAtTheLock(t *testing.T) {
+	w := history(t, 50)
+	id := w.Request("public.orders").ID
+	w.walk(id)
+	w.Approve(id)
+	other := testkit.Session(t, w.ControlDSN)
+	testkit.Exec(t, other, `BEGIN; SELECT pg_advisory_xact_lock(20011, `+fmt.Sprint(w.from.Out.ID)+`)`)
+	var held time.Duration
+	began := time.Now()
+	release := async(func() (done bool, err error) {
+		done, held, err = w.Store.ReleaseBatch(t.Context(), id, 10)
+		return done, err
+	})
+	testkit.Eventually(t, "the release waits", func() bool { return testkit.LockWaiters(t, w.C) == 1 && time.Since(began) > time.Second })
+	waited := time.Since(began)
+	testkit.Exec(t, other, `COMMIT`)
+	_, err := release()
+	require.NoError(t, err)
+	require.LessOrEqual(t, held, time.Since(began)-waited)
+	require.Positive(t, held)
 }

@@ -25,6 +25,7 @@ func (a *Agent) Shadow(ctx context.Context) error {
 const (
 	sampleReadsEvery = 10 * time.Second
 	sequencesEvery   = 20 * time.Second
+	sequencesSeldom  = time.Minute // where looking takes long
 	idleShadow       = 2 * time.Second
 )
 
@@ -33,14 +34,18 @@ type shadowing struct {
 	*Agent
 	parts           map[int64]judging
 	sampled, looked time.Time
+	lookEvery       time.Duration
 }
 
 // judging is this side's part of a run.
 type judging func(context.Context, *backfill.Reconciliation) (progress, error)
 
 func (s *shadowing) pause() time.Duration {
-	if len(s.parts) > 0 {
+	switch {
+	case len(s.parts) > 0:
 		return 100 * time.Millisecond
+	case s.listening.Load():
+		return idleApply
 	}
 	return idleShadow
 }
@@ -49,11 +54,13 @@ func (s *shadowing) step(ctx context.Context) (busyNow bool, err error) {
 	if err := s.ready(ctx); err != nil {
 		return false, err
 	}
-	if time.Since(s.looked) >= sequencesEvery {
+	if time.Since(s.looked) >= s.lookEvery {
+		began := time.Now()
 		if err := s.lookAtSequences(ctx); err != nil {
 			return false, err
 		}
 		s.looked = time.Now()
+		s.lookEvery = min(max(sequencesEvery, 200*time.Since(began)), sequencesSeldom)
 	}
 	if time.Since(s.sampled) >= sampleReadsEvery {
 		if err := s.sample(ctx, sampleReadsEvery); err != nil {
@@ -213,6 +220,7 @@ func (s *shadowing) lookAtSequences(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	seen := map[int32][]backfill.Sequence{}
 	for _, t := range tables {
 		all, err := s.db.Sequences(ctx, t.Relation(s.db.Side))
 		if err != nil {
@@ -221,9 +229,7 @@ func (s *shadowing) lookAtSequences(ctx context.Context) error {
 			}
 			return err
 		}
-		if err := s.store.ReportSequences(ctx, t.ID, s.db.Side, all); err != nil {
-			return err
-		}
+		seen[t.ID] = all
 	}
-	return nil
+	return s.store.ReportSequences(ctx, s.db.Side, seen)
 }

@@ -150,6 +150,38 @@ func TestShadowReadsOfRowsInFlightAreNoMismatch(t *testing.T) {
 	require.NotZero(t, got.Stale)
 }
 
+// Only what has changed since a read explains that it served something else: how long ago it was made is told by its age.
+func TestOnlyChangesSinceAReadExcuseIt(t *testing.T) {
+	w := shadowWorld(t)
+	stop := w.sync()
+	defer stop()
+	w.onSource(`UPDATE orders SET note = 'new' WHERE id IN (1, 2)`)
+	testkit.Eventually(t, "the change has arrived", func() bool {
+		return testkit.Value[int](t, w.R, `SELECT count(*) FROM orders WHERE note = 'new'`) == 2
+	})
+	testkit.Exec(t, w.C, `UPDATE backfill_control.batch SET at = at - interval '1 h'`)
+	late, early := w.served("1", "x", 1), w.served("2", "x", 2)
+	late.Age, early.Age = time.Minute, 2*time.Hour
+	require.Equal(t, backfill.ShadowCounts{Mismatch: 1, Stale: 1}, w.verdicts(late, early))
+}
+
+// Reads that nobody judges do not pile up: more than so many of a table are dropped, and it is said how many were taken.
+func TestReadsDoNotPileUp(t *testing.T) {
+	w := shadowWorld(t)
+	report := func(n int) int64 {
+		reads := make([]control.ShadowRead, n)
+		for i := range reads {
+			reads[i] = w.served("1", "x", 1)
+		}
+		taken, err := w.Store.ReportReads(t.Context(), w.Out.ID, reads, false)
+		require.NoError(t, err)
+		return taken
+	}
+	require.EqualValues(t, 19_990, report(19_990))
+	require.EqualValues(t, 10, report(25))
+	require.Zero(t, report(1))
+}
+
 func TestReadsAreSampled(t *testing.T) {
 	w := shadowWorld(t)
 	w.count()
@@ -190,4 +222,29 @@ func TestShadowReadsOfATableThatBothSidesWrite(t *testing.T) {
 	require.Equal(t, backfill.ShadowCounts{Mismatch: 2, Match: 1}, w.verdicts(w.served("1", "theirs", 1), w.served("5", "x", 5), w.served("6", "x", 6)))
 	require.Equal(t, backfill.ShadowCounts{Mismatch: 1}, w.verdicts(w.served("7", "another", 7)), "nothing explains what was served")
 	require.EqualValues(t, 3, w.cutover().Open)
+}
+
+// Keys that a run of reads has found before it fails can be repaired by nobody: they do
+// not keep the gate shut, and the reads count as unknown.
+func TestAFailedRunOfReadsLeavesNoKeysOpen(t *testing.T) {
+	w := shadowWorld(t)
+	w.report(w.served("10", "another", 10))
+	parts := []*shadowing{{Agent: w.to, parts: map[int64]judging{}}, {Agent: w.from, parts: map[int64]judging{}}}
+	testkit.Eventually(t, "the read's key to be looked at", func() bool {
+		for _, p := range parts {
+			_, err := p.step(t.Context())
+			require.NoError(t, err)
+			if testkit.Value[bool](t, w.C, `SELECT EXISTS (SELECT FROM backfill_control.difference)`) {
+				return true
+			}
+		}
+		return false
+	})
+	testkit.Exec(t, w.C, `UPDATE backfill_control.difference SET settled = true`)
+	require.EqualValues(t, 1, w.cutover().Open, "found so far")
+	run := testkit.Value[int64](t, w.C, `SELECT id FROM backfill_control.reconciliation WHERE state = 'RUNNING'`)
+	_, err := w.Store.EndRun(t.Context(), run, "test", backfill.RunFailed, "the table was altered")
+	require.NoError(t, err)
+	require.Zero(t, w.cutover().Open)
+	require.EqualValues(t, 1, testkit.Value[int64](t, w.C, `SELECT sum("unknown") FROM backfill_control.shadow_count`))
 }

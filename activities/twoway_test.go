@@ -304,7 +304,7 @@ func TestGuarantee4_TwoWayBackfillsOfBothDirections(t *testing.T) {
 	w.finish(w.claim(w.to, back.ID))
 	w.Approve(out)
 	w.Approve(back.ID)
-	_, err = w.Store.ReleaseBatch(t.Context(), out, 4) // 1 to 4 go out, 5 and 6 are overtaken
+	_, _, err = w.Store.ReleaseBatch(t.Context(), out, 4) // 1 to 4 go out, 5 and 6 are overtaken
 	require.NoError(t, err)
 	require.Equal(t, int64(2), w.release(back.ID, 100).Superseded)
 	require.Equal(t, int64(2), w.release(out, 100).Superseded)
@@ -324,7 +324,7 @@ func TestGuarantee4_TwoWayReleasesTakeTurns(t *testing.T) {
 	w.Approve(id)
 	other := testkit.Session(t, w.ControlDSN)
 	testkit.Exec(t, other, `BEGIN; SELECT pg_advisory_xact_lock(20011, `+fmt.Sprint(w.to.Out.ID)+`)`)
-	wait := async(func() (bool, error) { return w.Store.ReleaseBatch(t.Context(), id, 10) })
+	wait := async(func() (bool, error) { done, _, err := w.Store.ReleaseBatch(t.Context(), id, 10); return done, err })
 	testkit.Eventually(t, "the release waits for one of the other direction", func() bool { return testkit.LockWaiters(t, w.C) == 1 })
 	testkit.Exec(t, other, `COMMIT`)
 	_, err := wait()
@@ -488,7 +488,7 @@ func TestATableCannotGoRoundThroughTwoSites(t *testing.T) {
 		db, err := side.Open(t.Context(), "oak", name, dsn)
 		require.NoError(t, err)
 		t.Cleanup(db.Close)
-		steps, err := db.SetupSteps(t.Context(), nil, "")
+		steps, err := db.SetupSteps(t.Context(), nil, side.Roles{})
 		require.NoError(t, err)
 		require.NoError(t, db.Setup(t.Context(), steps))
 		a, err := NewAgent(t.Context(), w.Store, db, "agent of "+name, Settings{})
@@ -509,7 +509,7 @@ func TestATableCannotGoRoundThroughTwoSites(t *testing.T) {
 		}
 		return err
 	}
-	const round = "over the same two databases: its changes would go round for ever"
+	const round = "comes back to where it was in site maple: its changes would go round for ever"
 
 	// Nobody has looked where the databases are: the agents notice, until it is mended.
 	require.NoError(t, put("east"))

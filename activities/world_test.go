@@ -248,7 +248,7 @@ func (w *world) walk(id int64) *backfill.Request {
 func (w *world) release(id int64, batch int) *backfill.Request {
 	w.Helper()
 	for {
-		done, err := w.Store.ReleaseBatch(w.Context(), id, batch)
+		done, _, err := w.Store.ReleaseBatch(w.Context(), id, batch)
 		require.NoError(w, err)
 		if done {
 			break

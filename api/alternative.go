@@ -31,9 +31,9 @@ func (s *Service) Alternative(ctx context.Context, r *backfill.Request) (*Altern
 	if err != nil || p.Source.Rows == nil || *p.Source.Rows > statementRows {
 		return nil, err
 	}
-	made, err := s.Store.Mapping(ctx, p.Table.ID)
-	if err != nil || made == nil {
+	t, err := s.Store.MappedTable(ctx, r.Site, r.Table)
+	if err != nil || t.Made == nil {
 		return nil, err
 	}
-	return &Alternative{made.Statement(p.Table.Relation(r.From), p.Table.Relation(r.To)), *p.Source.Rows, float64(*p.Source.Rows) / statementRate}, nil
+	return &Alternative{t.Made.Statement(t.Relation(r.From), t.Relation(r.To)), *p.Source.Rows, float64(*p.Source.Rows) / statementRate}, nil
 }

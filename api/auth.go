@@ -165,7 +165,7 @@ func (a *Auth) Authenticate(r *http.Request) (Account, error) {
 	default:
 		i, err = a.identity(r.Context(), "token", secret, a.accounts.Account)
 	}
-	return Account{i, a.Address(r)}, err
+	return Account{i, a.Address(r), i.Role}, err
 }
 
 // Address is the client's address without its port.
@@ -213,6 +213,15 @@ func (s *Service) FirstUser(ctx context.Context, link, name, password, address s
 		return "", err
 	}
 	return s.Store.SignIn(ctx, name, password, address, lasts)
+}
+
+// SignInAs begins a session of whom a sign-in provider vouches for.
+func (s *Service) SignInAs(ctx context.Context, who control.Person, rights control.Rights, address string, lasts time.Duration) (string, error) {
+	if !storable(who.Name + who.Issuer + who.Subject) {
+		return "", backfill.Errorf(backfill.Unauthorized, "the provider names nobody")
+	}
+	ctx = control.WithOrigin(ctx, control.Origin{Via: "provider", Address: address})
+	return s.Store.SignInAs(ctx, who, rights, address, lasts)
 }
 
 // SignInByToken begins a session of a token's account.

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -32,9 +31,12 @@ type timing struct {
 	keepalive time.Duration // between comments, and checks of the token
 	write     time.Duration // within which a client must take an event
 	share     time.Duration // of each stream in the time between two of its events
+	header    time.Duration // within which a request's header has to be there
+	read      time.Duration // and its body
 }
 
-var defaultTiming = timing{poll: time.Second, gap: 500 * time.Millisecond, keepalive: 15 * time.Second, write: 10 * time.Second, share: 10 * time.Millisecond}
+var defaultTiming = timing{poll: time.Second, gap: 500 * time.Millisecond, keepalive: 15 * time.Second, write: 10 * time.Second, share: 10 * time.Millisecond,
+	header: 10 * time.Second, read: 30 * time.Second}
 
 // Changes tells streams that something they show has changed. One connection
 // listens for all of them, however many there are.
@@ -294,7 +296,7 @@ func (s *Server) tick(c echo.Context, st *stream) error {
 	switch before := accountOf(c); {
 	case backfill.CodeOf(err) == backfill.Unauthorized:
 		return err
-	case err == nil && (now.Name != before.Name || !maps.Equal(now.Sites, before.Sites)):
+	case err == nil && (now.Name != before.Name || !now.Rights.Equal(before.Rights)):
 		return backfill.Errorf(backfill.Unauthorized, "the rights have changed: ask again")
 	}
 	return st.keepalive()

@@ -337,16 +337,24 @@ func TestStreamsEndOnShutdown(t *testing.T) {
 	}
 }
 
-// A stream ends when its token is revoked, and says that it lives until then.
+// A stream ends when its token is revoked or given other rights, and says that it lives
+// until then.
 func TestStreamsEndWithTheirToken(t *testing.T) {
-	w := newWorld(t)
-	w.server.timing.keepalive = 50 * time.Millisecond
-	s := w.listen(w.url, "/api/v1/sites/maple/events")
-	first := <-s.list
-	require.Equal(t, "site", first.name)
-	require.Equal(t, "keepalive", (<-s.list).comment)
-	require.NoError(t, w.store.RevokeToken(t.Context(), "test", "viewer"))
-	for range s.list { // comments while the account is remembered
+	for name, change := range map[string]string{
+		"revoked":        `UPDATE backfill_control.token SET revoked_at = now() WHERE name = 'viewer'`,
+		"of a requester": `UPDATE backfill_control.token SET role = 'requester' WHERE name = 'viewer'`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.server.timing.keepalive = 50 * time.Millisecond
+			s := w.listen(w.url, "/api/v1/sites/maple/events")
+			first := <-s.list
+			require.Equal(t, "site", first.name)
+			require.Equal(t, "keepalive", (<-s.list).comment)
+			w.exec(change)
+			for range s.list { // comments while the account is remembered
+			}
+		})
 	}
 }
 

@@ -19,7 +19,7 @@ func TestGatesAreSetListedReplacedAndRemoved(t *testing.T) {
 	a := put("lag", `{"side":"central","kind":"replica_lag","limit":5}`)
 	require.Equal(t, 200, a.status, "%s", a.raw)
 	require.Equal(t, false, a.json["open"], "nobody has measured it yet")
-	require.Contains(t, a.json["why"], "is the agent of central running?")
+	require.Contains(t, a.json["why"], "the agent of central does within seconds, when it runs")
 	require.NoError(t, w.store.Measured(t.Context(), "maple", []control.Measurement{{Gate: pace.Gate{Name: "lag", Side: "central", Kind: pace.ReplicaLag}, Value: 2}}))
 	list := w.get(control.Viewer, "/api/v1/sites/maple/gates").data()
 	require.Len(t, list, 1)

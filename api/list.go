@@ -74,7 +74,7 @@ func positionOf(c echo.Context) (int64, error) {
 	if given == "" {
 		return 0, nil
 	}
-	b, err := base64.RawURLEncoding.DecodeString(given)
+	b, err := base64.RawURLEncoding.Strict().DecodeString(given)
 	if err != nil || len(b) < 8 || subtle.ConstantTimeCompare(b[8:], mark(c, b[:8])) == 0 {
 		return 0, fieldError(backfill.Invalid, "cursor", "is not one of this list: begin without it, or keep the filters it came with")
 	}

@@ -39,13 +39,13 @@ type TriedRow struct {
 // TryMapping checks a mapping against both sides, as setting it would, and tries it on
 // some rows. The error lists everything that is wrong with it.
 func (s *Service) TryMapping(ctx context.Context, a Account, site, table, from string, m backfill.Mapping) (*Tried, error) {
-	if err := a.needs(control.Admin, "configuring a table"); err != nil {
+	if err := a.needs(control.Admin, "trying a mapping, which shows rows of the source,"); err != nil {
 		return nil, err
 	}
-	return s.tryMapping(ctx, site, table, from, m, sampleRows)
+	return s.tryMapping(ctx, a, site, table, from, m, sampleRows)
 }
 
-func (s *Service) tryMapping(ctx context.Context, site, table, from string, m backfill.Mapping, sample int) (*Tried, error) {
+func (s *Service) tryMapping(ctx context.Context, a Account, site, table, from string, m backfill.Mapping, sample int) (*Tried, error) {
 	parsed, err := backfill.ParseTableName(table)
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func (s *Service) tryMapping(ctx context.Context, site, table, from string, m ba
 	if err != nil {
 		return nil, err
 	}
-	id, err := s.Store.StartTrial(ctx, control.MappingTrial{Site: site, Source: d.From, Receiver: d.To,
+	id, err := s.Store.StartTrial(ctx, a.Name, control.MappingTrial{Site: site, Source: d.From, Receiver: d.To,
 		From: m.SourceOf(parsed.String()), To: m.TargetOf(parsed.String()), Mapping: m, Sample: sample})
 	if err != nil {
 		return nil, err
@@ -98,45 +98,49 @@ func (s *Service) tried(ctx context.Context, id int64) (*control.MappingTrial, e
 
 // made checks the mapping of a change against both sides, unless it is empty, and notes
 // in the change what the agents have made of it.
-func (s *Service) made(ctx context.Context, site, table string, c *control.TableChange) error {
-	if err := s.excluding(ctx, site, table, c); err != nil {
+func (s *Service) made(ctx context.Context, a Account, site, table string, c *control.TableChange) error {
+	if c.Mapping == nil && c.Excluded == nil {
+		return nil
+	}
+	t, err := s.Store.Table(ctx, site, table)
+	known := err == nil
+	if err != nil && backfill.CodeOf(err) != backfill.NotFound {
 		return err
 	}
-	if c.Mapping == nil || c.Mapping.Empty() {
+	if !known {
+		t = &backfill.Table{}
+	}
+	if err := excluding(t, c); err != nil {
+		return err
+	}
+	c.Checked = &control.Checked{Version: t.Version}
+	if c.Mapping.Empty() {
 		return nil
 	}
 	from := c.CapturedFrom
 	if from == nil {
-		t, err := s.Store.Table(ctx, site, table)
-		if backfill.CodeOf(err) == backfill.NotFound {
+		if !known {
 			return fieldError(backfill.Invalid, "captured_from", "name the side whose changes are sent")
-		}
-		if err != nil {
-			return err
 		}
 		from = t.CapturedFrom
 	}
 	if len(slices.Compact(slices.Sorted(slices.Values(from)))) != 1 {
 		return backfill.Unfit([]backfill.FieldError{{Field: "mapping", Message: "a table with a mapping is captured from one side: set captured_from to that"}})
 	}
-	tried, err := s.tryMapping(ctx, site, table, from[0], *c.Mapping, 0)
+	tried, err := s.tryMapping(ctx, a, site, table, from[0], *c.Mapping, 0)
 	if err != nil {
 		return err
 	}
-	c.Made = tried.Made
-	return c.Mapping.Check() // brings its names into the one spelling
+	c.Checked.Made, c.Checked.From = tried.Made, from[0]
+	return nil
 }
 
 // excluding makes the mapping of a change that leaves columns out.
-func (s *Service) excluding(ctx context.Context, site, table string, c *control.TableChange) error {
+func excluding(t *backfill.Table, c *control.TableChange) error {
 	if c.Excluded == nil {
 		return nil
 	}
-	t, err := s.Store.Table(ctx, site, table)
-	if err != nil && backfill.CodeOf(err) != backfill.NotFound {
-		return err
-	}
-	if c.Mapping != nil || err == nil && t.Mapping != nil && !t.Mapping.Excludes() {
+	if c.Mapping != nil || t.Mapping != nil && !t.Mapping.Excludes() {
 		return fieldError(backfill.Invalid, "excluded", "the table has a mapping: list the columns there, under drop")
 	}
 	c.Mapping = &backfill.Mapping{Drop: *c.Excluded}

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -163,10 +164,41 @@ func readBody(c echo.Context, op *openapi3.Operation) error {
 	if !utf8.Valid(body) {
 		return malformed("the body is not UTF-8") // it would be read as something else
 	}
-	if err := json.Unmarshal(body, new(json.RawMessage)); err != nil {
+	var v any
+	if err := json.Unmarshal(body, &v); err != nil {
 		return malformed("the body is not JSON: " + err.Error())
 	}
+	if o, ok := v.(map[string]any); ok && op.OperationID == "requestBackfill" {
+		delete(o, "key") // looked at where the columns are known, to name the one
+	}
+	if at, ok := unstorable("", v); ok {
+		return invalidInput([]backfill.FieldError{{Field: at, Message: "holds a character that no text can hold"}})
+	}
 	return nil
+}
+
+// unstorable finds a text, or a name, that PostgreSQL cannot hold.
+func unstorable(at string, v any) (string, bool) {
+	switch v := v.(type) {
+	case string:
+		return at, !storable(v)
+	case []any:
+		for i, x := range v {
+			if at, ok := unstorable(join(at, strconv.Itoa(i)), x); ok {
+				return at, true
+			}
+		}
+	case map[string]any:
+		for name, x := range v {
+			if !storable(name) {
+				return at, true
+			}
+			if at, ok := unstorable(join(at, name), x); ok {
+				return at, true
+			}
+		}
+	}
+	return "", false
 }
 
 func bodyOf(c echo.Context) []byte {

@@ -1,10 +1,12 @@
 package api
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"testing"
 
+	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/control"
@@ -56,5 +58,43 @@ func TestMetrics(t *testing.T) {
 	require.Contains(t, text, `backfill_http_event_streams 0`)
 	for _, theirs := range []string{"BREW", "no/such", "backfills/1"} {
 		require.NotContains(t, text, theirs, "a client must not make up labels")
+	}
+}
+
+// Every operation shows what is sent and what comes back, and that fits its schema.
+func TestOperationsHaveExamples(t *testing.T) {
+	doc := loadDocument() // which holds every example to its schema
+	shown := func(m openapi3.Content, where string) {
+		media := m.Get("application/json")
+		if media == nil {
+			return
+		}
+		require.True(t, media.Example != nil || len(media.Examples) > 0, "%s has no example", where)
+		for name, x := range media.Examples {
+			require.NotNil(t, x.Value, "%s: %s", where, name)
+			require.NoError(t, doc.ValidateSchemaJSON(media.Schema.Value, x.Value.Value), "%s: %s", where, name)
+		}
+		if media.Example != nil {
+			require.NoError(t, doc.ValidateSchemaJSON(media.Schema.Value, media.Example), where)
+		}
+	}
+	for path, item := range doc.Paths.Map() {
+		for method, op := range item.Operations() {
+			where := method + " " + path
+			if op.RequestBody != nil {
+				shown(op.RequestBody.Value.Content, where+" request")
+			}
+			for status, r := range op.Responses.Map() {
+				shown(r.Value.Content, where+" "+status)
+			}
+		}
+	}
+}
+
+// Every kind of problem is explained under its status.
+func TestProblemsAreExplained(t *testing.T) {
+	text := *loadDocument().Components.Responses["Problem"].Value.Description
+	for kind, k := range kinds {
+		require.Regexp(t, fmt.Sprintf("(?m)^\\| `%s` \\| %d \\| \\w", kind, k.status), text)
 	}
 }

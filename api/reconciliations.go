@@ -440,18 +440,11 @@ func LeafState(l control.RunLeaf) string {
 
 func showLeaf(l control.RunLeaf) leafJSON {
 	out := leafJSON{N: l.N, State: LeafState(l), Lower: l.Lower, Upper: l.Upper, Sampled: l.Sampled, Keys: l.Keys, Open: l.OpenKeys, Attempts: l.Attempts, JudgedAt: l.JudgedAt,
-		Source: sideOfLeaf{l.Count, leafHash(l.Sums)}, Receiver: sideOfLeaf{l.Receiver.Count, leafHash(l.Receiver.Sums)}}
+		Source: sideOfLeaf{l.Count, orNull(l.Digest)}, Receiver: sideOfLeaf{l.Receiver.Count, orNull(l.Receiver.Digest)}}
 	if l.Buckets > 0 {
 		out.Bucket = &l.Bucket
 	}
 	return out
-}
-
-func leafHash(sums [2]string) *string {
-	if sums[0] == "" {
-		return nil
-	}
-	return orNull(sums[0] + " " + sums[1])
 }
 
 func (s *Server) listLeaves(c echo.Context, id int64) error {

@@ -162,7 +162,7 @@ func TestTheLifeOfARow(t *testing.T) {
 	w := newWorld(t)
 	id := w.staged(3)
 	require.Equal(t, 200, w.post(control.Reviewer, path("/backfills/%d/approve", id), `{"revision":7,"note":"fine"}`).status)
-	_, err := w.store.ReleaseBatch(t.Context(), id, 10)
+	_, _, err := w.store.ReleaseBatch(t.Context(), id, 10)
 	require.NoError(t, err)
 	w.exec(`INSERT INTO backfill_control.entry (direction, table_id, snap, op, key, dropped)
 		SELECT r.direction, r.table_id, '9:9:', v.op::"char", v.key, v.dropped FROM backfill_control.request r,

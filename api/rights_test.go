@@ -231,6 +231,43 @@ func TestTokensExpireAndTellWhenTheyWereUsed(t *testing.T) {
 	}
 }
 
+// A role on every site, and a higher one on some: each holds where it is the higher.
+func TestAHigherRoleOnASiteIsOneThereOnly(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.store.CreateSite(t.Context(), "test", "oak", [2]string{"school", "central"}))
+	as := func(name string, rights control.Rights) []header {
+		id, err := w.store.SignInAs(t.Context(), control.Person{Issuer: "https://id.example", Subject: name, Name: name}, rights, "127.0.0.1", time.Hour)
+		require.NoError(t, err)
+		return []header{{"Cookie", SessionCookie + "=" + id}, {"Sec-Fetch-Site", "same-origin"}}
+	}
+	ann := as("ann", control.Rights{Role: control.Viewer, Sites: map[string]control.Role{"maple": control.Admin}})
+	bob := as("bob", control.Rights{Role: control.Admin, Sites: map[string]control.Role{"maple": control.Viewer}})
+	const gate = `{"side":"central","kind":"sessions","limit":5}`
+	for _, c := range []struct {
+		who    []header
+		method string
+		path   string
+		body   string
+		status int
+	}{
+		{ann, "PUT", "/sites/maple/gates/lag", gate, 200},
+		{ann, "PUT", "/sites/oak/gates/lag", gate, 403},
+		{ann, "GET", "/sites/oak", "", 200},
+		{ann, "GET", "/users", "", 403},
+		{ann, "POST", "/sites", `{"name":"elm","sides":["a","b"]}`, 403},
+		{bob, "PUT", "/sites/maple/gates/lag", gate, 200},
+		{bob, "GET", "/users", "", 200},
+	} {
+		a := w.call("", c.method, prefix+c.path, c.body, c.who...)
+		require.Equal(t, c.status, a.status, "%s %s: %s", c.method, c.path, a.raw)
+	}
+	var names []any
+	for _, site := range w.call("", "GET", prefix+"/sites", "", ann...).data() {
+		names = append(names, site["name"])
+	}
+	require.Equal(t, []any{"maple", "oak"}, names)
+}
+
 // What is recorded says by what way and from where it was done.
 func TestTheAuditSaysFromWhere(t *testing.T) {
 	w := newWorld(t)

@@ -16,6 +16,11 @@ import (
 	"github.com/labstack/echo/v4"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 )
@@ -54,7 +59,6 @@ type Server struct {
 const (
 	maxBody      = 1 << 20
 	maxHeader    = 16 << 10
-	readTimeout  = 30 * time.Second
 	handleWithin = 30 * time.Second
 	writeTimeout = 60 * time.Second // streams set their own
 	idleTimeout  = 2 * time.Minute
@@ -193,7 +197,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	base := context.WithoutCancel(ctx)
 	server := &http.Server{
 		Handler: s.echo, ErrorLog: log, MaxHeaderBytes: maxHeader,
-		ReadHeaderTimeout: readTimeout / 3, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+		ReadHeaderTimeout: s.timing.header, ReadTimeout: s.timing.read, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 		// Requests that run when ctx ends are finished, not cut off.
 		BaseContext: func(net.Listener) context.Context { return base },
 	}
@@ -227,6 +231,11 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) (err error) {
 		start := time.Now()
 		r, h := c.Request(), c.Response().Header()
+		ctx, span := otel.Tracer("backfill/api").Start(otel.GetTextMapPropagator().Extract(r.Context(), propagation.HeaderCarrier(r.Header)),
+			methodLabel(r.Method)+" "+c.Path(), trace.WithSpanKind(trace.SpanKindServer))
+		defer span.End()
+		r = r.WithContext(ctx)
+		c.SetRequest(r)
 		h.Set(echo.HeaderXRequestID, requestID(r))
 		defer func() {
 			if p := recover(); p != nil {
@@ -241,6 +250,10 @@ func (s *Server) observe(next echo.HandlerFunc) echo.HandlerFunc {
 				err = nil
 			}
 			took, status := time.Since(start), c.Response().Status
+			span.SetAttributes(attribute.Int("http.response.status_code", status), attribute.String("http.route", c.Path()))
+			if status >= http.StatusInternalServerError {
+				span.SetStatus(codes.Error, http.StatusText(status))
+			}
 			if c.Response().Header().Get(echo.HeaderContentType) != eventStream {
 				s.took.WithLabelValues(methodLabel(r.Method), c.Path(), strconv.Itoa(status)).Observe(took.Seconds())
 			}

@@ -18,11 +18,14 @@ import (
 	"backfill/internal/row"
 )
 
-// Account is who asks, and what it may do. Its Role is the one on the site that the
-// request is about; an account of some sites has none elsewhere.
+// Account is who asks, and what it may do.
 type Account struct {
 	control.Identity
 	Address string // of the client, without its port
+
+	// Role is the one on the site that the request is about, and for what is of no one
+	// site the one on every site. An account of some sites has none elsewhere.
+	Role control.Role
 }
 
 // needs is Forbidden unless the account's role covers the one needed.
@@ -39,10 +42,7 @@ func (a Account) needs(role control.Role, what string) error {
 // On is the account with the role it has on a site. To whoever has none there, the
 // site does not exist.
 func (a Account) On(site string) (Account, error) {
-	if a.Sites == nil {
-		return a, nil
-	}
-	if a.Role = a.Sites[site]; a.Role == "" {
+	if a.Role = a.At(site); a.Role == "" {
 		return a, backfill.Errorf(backfill.NotFound, "no site %q", site)
 	}
 	return a, nil
@@ -69,7 +69,7 @@ func (s *Service) Place(ctx context.Context, a Account, path string, param func(
 		kind = "request"
 	case strings.HasPrefix(path, "/reconciliations/:id"):
 		kind = "reconciliation"
-	case slices.Contains(anywhere, path):
+	case a.Role != "" || slices.Contains(anywhere, path):
 		return a, nil
 	default:
 		return a, backfill.Errorf(backfill.Forbidden, "this address needs a role on every site, %s has %s", a.Name, a.Rights)

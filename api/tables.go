@@ -38,7 +38,7 @@ func (s *Service) PutTable(ctx context.Context, a Account, site, table string, c
 		}
 		return nil, tableError(backfill.Conflict, "the site has this table already")
 	}
-	if err := s.made(ctx, site, table, &c); err != nil {
+	if err := s.made(ctx, a, site, table, &c); err != nil {
 		return nil, err
 	}
 	t, err := s.Store.PutTable(ctx, a.Name, site, table, c)

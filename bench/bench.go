@@ -18,8 +18,9 @@ import (
 )
 
 // settings of every server. Durability is the default; checkpoints are made between measurements rather than in them,
-// for all contenders alike, and logical decoding is possible.
-var settings = map[string]string{"shared_buffers": "512MB", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "wal_level": "logical"}
+// for all contenders alike, and logical decoding is possible. Segments of the log are used again: to make one costs as
+// much as to fill it, and whoever came after a checkpoint paid for it.
+var settings = map[string]string{"shared_buffers": "512MB", "min_wal_size": "4GB", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "wal_level": "logical"}
 
 // database is a database on a server of its own.
 type database struct {
@@ -191,7 +192,12 @@ func (b *bench) settle(ctx context.Context) error {
 
 // await looks again and again until done, or says in vain for what.
 func await(ctx context.Context, what string, done func() (bool, error)) error {
-	ticker := time.NewTicker(20 * time.Millisecond)
+	return awaitEvery(ctx, 20*time.Millisecond, what, done)
+}
+
+// awaitEvery is await of what costs something to look at.
+func awaitEvery(ctx context.Context, every time.Duration, what string, done func() (bool, error)) error {
+	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	for deadline := time.Now().Add(30 * time.Minute); ; {
 		if ok, err := done(); err != nil || ok {

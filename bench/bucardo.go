@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"os/exec"
@@ -51,6 +53,8 @@ func (b *bench) bucardo(ctx context.Context, w workload, group string) (err erro
 	}
 	password, _ := at.User.Password()
 	do := func(args ...string) error {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+		defer cancel()
 		cmd := exec.CommandContext(ctx, program, append(args, "--dbhost", at.Hostname(), "--dbport", at.Port(), "--dbuser", "postgres", "--dbpass", password,
 			"--piddir", dir, "--log-destination", dir, "--quiet")...)
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), "PGPASSWORD="+password)
@@ -59,6 +63,10 @@ func (b *bench) bucardo(ctx context.Context, w workload, group string) (err erro
 			return fmt.Errorf("bucardo %s: %w: %.1000s", args[0], err, out)
 		}
 		return nil
+	}
+	// It would make this role itself, with a password that it puts into ~/.pgpass.
+	if err := b.receiver.exec(ctx, "CREATE ROLE bucardo SUPERUSER LOGIN PASSWORD '"+password+"'"); err != nil {
+		return err
 	}
 	if err := do("install", "--batch", "--dbname", "postgres"); err != nil {
 		return err
@@ -83,7 +91,20 @@ func (b *bench) bucardo(ctx context.Context, w workload, group string) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(do("stop", "measured", "--dbname", "bucardo"), err) }()
+	// A kick that comes before the process that is to do the work is lost.
+	ready := func() error {
+		return await(ctx, "Bucardo to be at work", func() (bool, error) {
+			log, err := os.ReadFile(filepath.Join(dir, "log.bucardo"))
+			if errors.Is(err, fs.ErrNotExist) {
+				return false, nil
+			}
+			return bytes.Count(log, []byte("New kid")) > bytes.Count(log, []byte("exiting at cleanup_kid")), err
+		})
+	}
 	kick := func(name string) error {
+		if err := ready(); err != nil {
+			return err
+		}
 		began := time.Now()
 		if err := do("kick", "bench", "0", "--notimer", "--dbname", "bucardo"); err != nil {
 			return err

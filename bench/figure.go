@@ -272,7 +272,7 @@ func (b *bench) reconciled(ctx context.Context, verdict string) (time.Duration, 
 	if err := b.product.call(ctx, http.MethodPost, "/sites/"+site+"/reconciliations", map[string]any{"table": "public." + orders.name, "from": source, "mode": "full"}, &run); err != nil {
 		return 0, err
 	}
-	if err := await(ctx, "the reconciliation", func() (bool, error) {
+	if err := awaitEvery(ctx, 100*time.Millisecond, "the reconciliation", func() (bool, error) {
 		err := b.product.call(ctx, http.MethodGet, fmt.Sprintf("/reconciliations/%d", run.ID), nil, &run)
 		return run.ClosedAt != nil, errors.Join(err, b.product.alive())
 	}); err != nil {
@@ -347,7 +347,7 @@ func (b *bench) proof(ctx context.Context) error {
 	return nil
 }
 
-// review measures the pages of staged rows that wait for a person: as many as orders has, and ten times as many.
+// review measures walks and the pages of staged rows that wait for a person: as many as orders has, and ten times as many.
 func (b *bench) review(ctx context.Context) error {
 	large := narrow
 	large.name = "large"
@@ -358,15 +358,15 @@ func (b *bench) review(ctx context.Context) error {
 		b.receiver.exec(ctx, large.create()), b.product.capture(ctx, large.name)); err != nil {
 		return err
 	}
-	for _, w := range []workload{orders, large} {
+	if err := b.table(ctx, narrow); err != nil {
+		return err
+	}
+	for _, w := range []workload{orders, narrow, large} {
 		if err := b.ready(ctx, w, empty); err != nil {
 			return err
 		}
-		r, err := b.product.request(ctx, w.name, "full")
+		r, err := b.walked(ctx, w)
 		if err != nil {
-			return err
-		}
-		if r, err = b.product.until(ctx, r.ID, "judged", func(r backfill) bool { return r.State == "AWAITING_REVIEW" && r.Effects["insert"] == r.Staged }); err != nil {
 			return err
 		}
 		section := fmt.Sprintf("A page of 100 of %d staged rows", r.Staged)
@@ -394,6 +394,30 @@ func (b *bench) review(ctx context.Context) error {
 		}
 	}
 	return b.product.clear(ctx)
+}
+
+// walked walks a workload, has its effects judged, and notes how fast the walk was at its beginning and at its end.
+func (b *bench) walked(ctx context.Context, w workload) (backfill, error) {
+	r, err := b.product.request(ctx, w.name, "full")
+	if err != nil {
+		return r, err
+	}
+	var first, last time.Time
+	if r, err = b.product.until(ctx, r.ID, "judged", func(r backfill) bool {
+		if first.IsZero() && r.Staged > 0 && r.Staged >= r.Expected/10 {
+			first = time.Now()
+		}
+		if last.IsZero() && r.Staged > 0 && r.Staged >= r.Expected*9/10 {
+			last = time.Now()
+		}
+		return r.State == "AWAITING_REVIEW" && r.Effects["insert"] == r.Staged
+	}); err != nil {
+		return r, err
+	}
+	b.report.figure("Walks of one table and of another that is ten times as large", fmt.Sprintf("%d rows of %s", r.Staged, w.name),
+		fmt.Sprintf("%.2f s, %.1f µs a row; the first tenth took %.2f s, the last %.2f s", r.WalkedAt.Sub(*r.StartedAt).Seconds(),
+			r.WalkedAt.Sub(*r.StartedAt).Seconds()*1e6/float64(r.Staged), first.Sub(*r.StartedAt).Seconds(), max(0, r.WalkedAt.Sub(last)).Seconds()))
+	return r, b.memory(r.Staged)
 }
 
 // idle measures what a site costs while nothing happens.

@@ -21,6 +21,7 @@ type options struct {
 	only     string // names of parts, separated by commas; "" for all
 	program  string // the backfill under test
 	out      string // the file results are written to
+	quick    bool   // without Bucardo
 	explain  bool   // print where the servers' time went after each backfill
 	dir      string // for the servers' data; "" for a temporary one
 	duration int    // seconds of what is measured for a time
@@ -35,6 +36,7 @@ func main() {
 	flag.StringVar(&o.out, "out", "bench/results.md", "file the results are written to")
 	flag.StringVar(&o.dir, "dir", "", "directory for the servers' data; default: a temporary one, removed at the end")
 	flag.IntVar(&o.duration, "duration", 30, "seconds of each part that is measured for a time")
+	flag.BoolVar(&o.quick, "quick", false, "leave out Bucardo, which takes minutes")
 	flag.BoolVar(&o.explain, "explain", false, "print where the servers' time went after each backfill")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -58,7 +60,7 @@ func parts() (all []part) {
 	}
 	return append(all,
 		part{"live", (*bench).live}, part{"changes", (*bench).changes}, part{"trigger", (*bench).trigger}, part{"proof", (*bench).proof},
-		part{"review", (*bench).review}, part{"idle", (*bench).idle}, part{"steady", (*bench).steady})
+		part{"review", (*bench).review}, part{"idle", (*bench).idle}, part{"steady", (*bench).steady}, part{"alternatives", (*bench).alternatives})
 }
 
 func names() (all []string) {

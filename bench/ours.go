@@ -115,13 +115,16 @@ func (b *bench) footprint(ctx context.Context, r backfill) error {
 		return err
 	}
 	b.report.figure("Temporal history", "events of a backfill, for a million rows", fmt.Sprintf("%.0f", float64(events)/float64(r.Staged)*1e6))
-	pids := b.product.pids()
-	for _, what := range slices.Sorted(maps.Keys(pids)) {
-		mib, err := memory(pids[what])
-		if err != nil {
-			return err
-		}
-		b.report.figure("Memory at its peak", what, fmt.Sprintf("%d MiB", mib))
+	return b.memory(r.Staged)
+}
+
+func (b *bench) memory(rows int64) error {
+	peak, err := b.product.memory()
+	if err != nil {
+		return err
+	}
+	for _, what := range slices.Sorted(maps.Keys(peak)) {
+		b.report.figure(fmt.Sprintf("Memory at its peak, after %d rows", rows), what, fmt.Sprintf("%d MiB, %d at the start", peak[what], b.product.began[what]))
 	}
 	return nil
 }

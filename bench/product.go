@@ -40,6 +40,7 @@ type product struct {
 	store    *control.Store
 	counters []*activities.Agent // count the tables at once, where the processes would do so within half a minute
 	sides    []*side.DB
+	began    map[string]int // the most memory each process had had when all were at work, in MiB
 }
 
 // The roles of the program.
@@ -89,13 +90,17 @@ func startProduct(ctx context.Context, b *bench) (p *product, err error) {
 			return p, err
 		}
 	}
-	return p, await(ctx, "the agents to be at work", func() (bool, error) {
+	if err := await(ctx, "the agents to be at work", func() (bool, error) {
 		var shown struct{ Sides []struct{ Agent *string } }
 		if err := p.call(ctx, http.MethodGet, "/sites/"+site, nil, &shown); err != nil {
 			return false, ctx.Err() // the API is not there yet
 		}
 		return !slices.ContainsFunc(shown.Sides, func(s struct{ Agent *string }) bool { return s.Agent == nil }), p.alive()
-	})
+	}); err != nil {
+		return p, err
+	}
+	p.began, err = p.memory()
+	return p, err
 }
 
 // program runs a command of the program to its end.
@@ -242,6 +247,7 @@ func (p *product) call(ctx context.Context, method, path string, body, to any) e
 type backfill struct {
 	ID          int64
 	State       string
+	Expected    int64
 	Staged      int64
 	Effects     map[string]int64
 	Revision    int64
@@ -262,7 +268,8 @@ func (p *product) request(ctx context.Context, table, mode string) (r backfill, 
 
 // until waits for a state of a request.
 func (p *product) until(ctx context.Context, id int64, what string, holds func(backfill) bool) (r backfill, err error) {
-	err = await(ctx, fmt.Sprintf("backfill %d to be %s", id, what), func() (bool, error) {
+	// What happens is timed by the control database: asking is to cost nobody anything.
+	err = awaitEvery(ctx, 100*time.Millisecond, fmt.Sprintf("backfill %d to be %s", id, what), func() (bool, error) {
 		if err := errors.Join(p.alive(), p.call(ctx, http.MethodGet, fmt.Sprintf("/backfills/%d", id), nil, &r)); err != nil {
 			return false, err
 		}
@@ -392,6 +399,19 @@ func processor(pid int) (time.Duration, error) {
 	user, err1 := strconv.Atoi(fields[11])
 	system, err2 := strconv.Atoi(fields[12])
 	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(err1, err2)
+}
+
+// memory is the most memory that each process ever had resident, in MiB.
+func (p *product) memory() (map[string]int, error) {
+	all := map[string]int{}
+	for what, pid := range p.pids() {
+		mib, err := memory(pid)
+		if err != nil {
+			return nil, err
+		}
+		all[what] = mib
+	}
+	return all, nil
 }
 
 // pids are the processes of the program, and Temporal's, by what they are.

@@ -36,6 +36,7 @@ type line struct {
 // section is a table of figures that stand for themselves.
 type section struct {
 	name    string
+	heads   []string // of the columns; nil for a name and a figure
 	figures [][2]string
 }
 
@@ -60,14 +61,21 @@ func (r *report) took(group, name string, d time.Duration) {
 
 func (r *report) absent(group, name, why string) { r.line(group, name).wrong = why }
 
+func (r *report) section(name string) *section {
+	i := slices.IndexFunc(r.sections, func(s *section) bool { return s.name == name })
+	if i < 0 {
+		i, r.sections = len(r.sections), append(r.sections, &section{name: name})
+	}
+	return r.sections[i]
+}
+
+// heads names the columns of a section; the figures of one line are then separated by bars.
+func (r *report) heads(in string, names ...string) { r.section(in).heads = names }
+
 // figure notes a figure; the same one again replaces it.
 func (r *report) figure(in, name, value string) {
-	i := slices.IndexFunc(r.sections, func(s *section) bool { return s.name == in })
-	if i < 0 {
-		i, r.sections = len(r.sections), append(r.sections, &section{name: in})
-	}
-	s := r.sections[i]
-	if i = slices.IndexFunc(s.figures, func(f [2]string) bool { return f[0] == name }); i >= 0 {
+	s := r.section(in)
+	if i := slices.IndexFunc(s.figures, func(f [2]string) bool { return f[0] == name }); i >= 0 {
 		s.figures[i][1] = value
 		return
 	}
@@ -122,7 +130,11 @@ func (r *report) write(path string) error {
 		say("")
 	}
 	for _, s := range r.sections {
-		say("## %s\n\n| | |\n|---|---:|", s.name)
+		heads := s.heads
+		if heads == nil {
+			heads = []string{"", ""}
+		}
+		say("## %s\n\n| %s |\n|---%s|", s.name, strings.Join(heads, " | "), strings.Repeat("|---:", len(heads)-1))
 		for _, f := range s.figures {
 			say("| %s | %s |", f[0], f[1])
 		}

@@ -28,7 +28,7 @@ var workloads = []workload{
 	},
 	{name: "narrow", part: 1, key: []string{"id"}, stale: "value", old: "-1", columns: `id bigint, value integer NOT NULL`, values: `g, g % 1000003`},
 	{
-		name: "wide", part: 5, key: []string{"id"}, stale: "t1", old: "'an older text'",
+		name: "wide", part: 10, key: []string{"id"}, stale: "t1", old: "'an older text'",
 		columns: "id bigint" + each(20, ", t%[1]d text, i%[1]d integer") + each(19, ", n%[1]d numeric"),
 		values:  "g" + each(20, ", left(md5((g * %[1]d)::text), 8), (g * %[1]d) %% 1000003") + each(19, ", (g * %[1]d) / 100.0"),
 	},
@@ -37,7 +37,7 @@ var workloads = []workload{
 		values: `g, (SELECT string_agg(md5((g * n)::text), '') FROM generate_series(1, 320) n)`,
 	},
 	{
-		name: "composite", part: 1, key: []string{"tenant", "code"}, stale: "note", old: "'an older note'",
+		name: "composite", part: 2, key: []string{"tenant", "code"}, stale: "note", old: "'an older note'",
 		columns: `tenant text, code text, value integer NOT NULL, note text`, values: `'tenant-' || g % 97, md5(g::text), g % 1000003, md5((-g)::text)`,
 	},
 }

@@ -253,7 +253,11 @@ func (w *world) send(r *http.Request, token string, header ...string) (*http.Res
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])
 	}
-	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return w.through(&http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, r)
+}
+
+func (w *world) through(client *http.Client, r *http.Request) (*http.Response, string) {
+	w.t.Helper()
 	res, err := client.Do(r)
 	require.NoError(w.t, err)
 	defer res.Body.Close()

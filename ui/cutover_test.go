@@ -87,7 +87,7 @@ func TestCutoverPageSaysWhatToDoAboutEachClause(t *testing.T) {
 			"is older than 24h0m0s: reconcile the whole table"},
 		{"quarantine", `INSERT INTO backfill_control.difference (run_id, leaf, kind, settled, key) SELECT id, 1, 'missing', true, '{7}' FROM backfill_control.reconciliation`, `DELETE FROM backfill_control.difference`,
 			"repair them, or waive them with a reason"},
-		{"shadow", `UPDATE backfill_control.shadow_count SET mismatch = 1`, `UPDATE backfill_control.shadow_count SET mismatch = 0`, "see which (backfill cutover shadow), repair"},
+		{"shadow", `UPDATE backfill_control.shadow_count SET mismatch = 1`, `UPDATE backfill_control.shadow_count SET mismatch = 0`, "see which (backfill cutover shadow --site"},
 		{"lag", `UPDATE backfill_control.side SET agent_seen_at = now() - interval '2 h' WHERE site = 'maple' AND name = 'central'`,
 			`UPDATE backfill_control.side SET agent_seen_at = now() + interval '1 h'`, "the agent of central was last seen"},
 		{"sequences", `UPDATE backfill_control.table_side SET sequences = '[{"column":"id","name":"public.guardians_id_seq","next":5,"highest":9,"step":1}]'` + guardians + ` AND side = 'central'`,

@@ -79,11 +79,12 @@ var started atomic.Bool
 
 // world is a server with the pages over a database of its own.
 type world struct {
-	t     *testing.T
-	url   string
-	db    *pgx.Conn // for changing things behind the pages' back
-	store *control.Store
-	stop  func() // ends the server, as a crash would
+	options []func(*world, *ui.Options)
+	t       *testing.T
+	url     string
+	db      *pgx.Conn // for changing things behind the pages' back
+	store   *control.Store
+	stop    func() // ends the server, as a crash would
 
 	sessions sync.Map // by token
 }
@@ -93,7 +94,7 @@ const (
 	viewerToken = "viewer-token-012345678"
 )
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, options ...func(*world, *ui.Options)) *world {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts servers")
@@ -116,7 +117,7 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, admin.Close(ctx))
 	d.mu.Unlock()
 
-	w := &world{t: t}
+	w := &world{t: t, options: options}
 	w.db, err = pgx.Connect(ctx, d.dsn(name))
 	require.NoError(t, err)
 	w.store, err = control.Open(ctx, d.dsn(name))
@@ -138,7 +139,11 @@ func (w *world) serve(listener net.Listener) {
 	auth := api.NewAuth(w.store)
 	changes := api.NewChanges(w.store, zap.NewNop())
 	server := api.New(api.Config{Service: service, Auth: auth, Changes: changes, Log: zap.NewNop(), Extra: func(e *echo.Echo) {
-		ui.Mount(e, service, ui.Options{Auth: auth, Changes: changes, AgentAway: time.Hour})
+		o := ui.Options{Auth: auth, Changes: changes, AgentAway: time.Hour}
+		for _, option := range w.options {
+			option(w, &o)
+		}
+		ui.Mount(e, service, o)
 	}})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

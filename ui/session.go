@@ -17,6 +17,7 @@ type signInData struct {
 	Link    string // to make the first account with
 	Next    string
 	Problem string
+	Other   string // where somebody with an account elsewhere goes on, "" for nowhere
 }
 
 // signIn asks for a name and a password, or a token, and begins a session, whose id
@@ -53,21 +54,38 @@ func (p *pages) signIn(c echo.Context) error {
 			id, err = p.service.SignIn(r.Context(), d.Name, password, p.Auth.Address(r), p.SessionFor)
 		}
 		if err == nil {
-			p.endSession(c) // never the same id before and after
-			c.SetCookie(p.cookie(c, id, int(p.SessionFor.Seconds())))
-			return p.bounce(c, d.Next)
+			return p.signedIn(c, id, d.Next)
 		}
-		switch backfill.CodeOf(err) {
-		case backfill.Unauthorized, backfill.TooMany, backfill.Invalid, backfill.Conflict:
-			d.Problem = capitalise(err.Error()) + "."
-		default:
-			p.service.Log.Error("sign in", zap.Error(err))
-			d.Problem = "Nobody can sign in now: the control database does not answer. Try again in a moment."
-		}
-		status = api.ProblemOf(err).Status
+		status, d.Problem = p.refusal(err)
 	}
 	if d.Problem != "" && status == http.StatusOK {
 		status = http.StatusUnauthorized
+	}
+	return p.askToSignIn(c, status, d)
+}
+
+// signedIn gives the browser its session.
+func (p *pages) signedIn(c echo.Context, id, next string) error {
+	p.endSession(c) // never the same id before and after
+	c.SetCookie(p.cookie(c, id, int(p.SessionFor.Seconds())))
+	return p.bounce(c, next)
+}
+
+// refusal is what to say to somebody who could not sign in.
+func (p *pages) refusal(err error) (status int, problem string) {
+	known := api.ProblemOf(err) // without the cause
+	status = known.Status
+	switch backfill.CodeOf(err) {
+	case backfill.Unauthorized, backfill.Forbidden, backfill.TooMany, backfill.Invalid, backfill.Conflict:
+		return status, capitalise(known.Detail) + "."
+	}
+	p.service.Log.Error("sign in", zap.Error(err))
+	return status, "Nobody can sign in now: the control database does not answer. Try again in a moment."
+}
+
+func (p *pages) askToSignIn(c echo.Context, status int, d signInData) error {
+	if p.Provider != nil && d.Link == "" {
+		d.Other = "/signin/provider?next=" + url.QueryEscape(d.Next)
 	}
 	return p.render(c, status, &view{template: "signin", Title: "Sign in", Data: d})
 }

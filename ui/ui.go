@@ -16,6 +16,7 @@ import (
 
 	"backfill/api"
 	"backfill/internal/backfill"
+	"backfill/internal/oidc"
 )
 
 // Options are what the pages can be told; the zero value is good.
@@ -32,6 +33,8 @@ type Options struct {
 	// Changes tells what has changed, so that a page many people look at is made once.
 	// Default: none; each is made for itself.
 	Changes *api.Changes
+	// Provider signs people in who have no password here. Default: none.
+	Provider *oidc.Provider
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
 }
@@ -67,6 +70,10 @@ func Mount(e *echo.Echo, s *api.Service, opts Options) {
 
 	e.GET("/signin", p.signIn, p.headers)
 	e.POST("/signin", p.signIn, p.headers)
+	if opts.Provider != nil {
+		e.GET("/signin/provider", p.toProvider, p.headers)
+		e.GET(ProviderReturn, p.fromProvider, p.headers)
+	}
 	e.POST("/signout", p.signOut, p.headers)
 
 	get := func(path string, h handler) { e.GET(path, p.page(h), p.headers) }

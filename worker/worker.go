@@ -36,24 +36,42 @@ type Config struct {
 	Store     *control.Store
 	PublicURL string // of the web UI, for links in the console; may be empty
 	Log       *zap.Logger
+
+	// Deployment and Build, if given, make a control worker a version of a worker
+	// deployment: backfills and reconciliations end on the version they began on.
+	Deployment, Build string
 }
 
 // Control serves all workflows and the activities on the control database until
 // ctx ends.
 func Control(ctx context.Context, cfg Config) error {
-	w := worker.New(cfg.Temporal, workflows.ControlQueue, worker.Options{WorkerStopTimeout: stopTimeout, MaxConcurrentActivityExecutionSize: 200})
-	w.RegisterWorkflowWithOptions(workflows.Backfill, workflow.RegisterOptions{Name: "Backfill"})
-	w.RegisterWorkflowWithOptions(workflows.Reconcile, workflow.RegisterOptions{Name: "Reconcile"})
-	w.RegisterWorkflowWithOptions(workflows.Sync, workflow.RegisterOptions{Name: "Sync"})
-	w.RegisterWorkflowWithOptions(workflows.ShadowRead, workflow.RegisterOptions{Name: "ShadowRead"})
-	w.RegisterWorkflowWithOptions(workflows.Sweep, workflow.RegisterOptions{Name: "Sweep"})
-	w.RegisterWorkflowWithOptions(workflows.Retention, workflow.RegisterOptions{Name: "Retention"})
+	options := worker.Options{WorkerStopTimeout: stopTimeout, MaxConcurrentActivityExecutionSize: 200}
+	if cfg.Deployment != "" {
+		options.DeploymentOptions = worker.DeploymentOptions{UseVersioning: true, Version: worker.WorkerDeploymentVersion{DeploymentName: cfg.Deployment, BuildID: cfg.Build}}
+	}
+	w := worker.New(cfg.Temporal, workflows.ControlQueue, options)
+	for _, x := range []struct {
+		workflow any
+		name     string
+		behavior workflow.VersioningBehavior // where this worker is a version of a deployment
+	}{
+		{workflows.Backfill, "Backfill", workflow.VersioningBehaviorPinned},
+		{workflows.Reconcile, "Reconcile", workflow.VersioningBehaviorPinned},
+		// These go on for ever, and so from version to version.
+		{workflows.Sync, "Sync", workflow.VersioningBehaviorAutoUpgrade},
+		{workflows.ShadowRead, "ShadowRead", workflow.VersioningBehaviorAutoUpgrade},
+		{workflows.Sweep, "Sweep", workflow.VersioningBehaviorAutoUpgrade},
+		{workflows.Retention, "Retention", workflow.VersioningBehaviorAutoUpgrade},
+	} {
+		w.RegisterWorkflowWithOptions(x.workflow, workflow.RegisterOptions{Name: x.name, VersioningBehavior: x.behavior})
+	}
 	w.RegisterActivity(&activities.Control{Store: cfg.Store, Log: cfg.Log, SweepEvery: 5 * time.Second, ReleaseRows: 20_000, Lead: 40_000, Keep: cfg.Keep,
-		StartBackfill: cfg.startBackfill, StartSync: cfg.startSync, Running: cfg.running, Refresh: cfg.refresh, StartReconcile: cfg.startReconcile})
+		StartBackfill: cfg.startBackfill, StartSync: cfg.startSync, SyncIDs: syncIDs, Running: cfg.running, Refresh: cfg.refresh, StartReconcile: cfg.startReconcile})
 	if err := w.Start(); err != nil {
 		return fmt.Errorf("control worker: %w", err)
 	}
 	defer w.Stop()
+	go cfg.register(ctx)
 	go cfg.startSweep(ctx)
 	go cfg.attend(ctx)
 	go cfg.scheduleRetention(ctx)
@@ -108,6 +126,10 @@ func (cfg Config) startBackfill(ctx context.Context, r *backfill.Request) error 
 
 func (cfg Config) startReconcile(ctx context.Context, r *backfill.Reconciliation) error {
 	return unlessRunning(workflows.StartReconcile(ctx, cfg.Temporal, r))
+}
+
+func syncIDs(site, side string) []string {
+	return []string{workflows.SyncID(site, side), workflows.ShadowReadID(site, side)}
 }
 
 // startSync starts the workflows that keep a side's agent busy.
@@ -174,7 +196,8 @@ func unlessRunning(err error) error {
 }
 
 func (cfg Config) running(ctx context.Context) (ids []string, err error) {
-	req := &workflowservice.ListWorkflowExecutionsRequest{Namespace: cfg.Namespace, Query: `WorkflowType = "Backfill" AND ExecutionStatus = "Running"`}
+	req := &workflowservice.ListWorkflowExecutionsRequest{Namespace: cfg.Namespace, PageSize: 1000,
+		Query: `WorkflowType IN ("Backfill", "Sync", "ShadowRead") AND ExecutionStatus = "Running"`}
 	for {
 		page, err := cfg.Temporal.ListWorkflow(ctx, req)
 		if err != nil {

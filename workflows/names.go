@@ -102,6 +102,8 @@ var (
 	FromAttribute  = temporal.NewSearchAttributeKeyKeyword("BackfillFrom")
 	StateAttribute = temporal.NewSearchAttributeKeyKeyword("BackfillState")
 	RowsAttribute  = temporal.NewSearchAttributeKeyInt64("BackfillRows")
+
+	SearchAttributes = []temporal.SearchAttributeKey{SiteAttribute, TableAttribute, FromAttribute, StateAttribute, RowsAttribute}
 )
 
 // Types of application errors that cross from activities through workflows to

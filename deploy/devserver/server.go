@@ -245,15 +245,12 @@ func listenAddr(hostPort, flag string) (*net.TCPAddr, error) {
 	return l.Addr().(*net.TCPAddr), nil
 }
 
-// dialable is where a client on this machine finds a listener, which may listen on every address.
+// dialable is where a client on this machine finds a listener. One on every address, also one on 0.0.0.0, is told as [::]
+// and answers on both loopbacks, of which a container may lack the second.
 func dialable(addr *net.TCPAddr) string {
 	ip := addr.IP
-	switch {
-	case !ip.IsUnspecified():
-	case ip.To4() != nil:
+	if ip.IsUnspecified() {
 		ip = net.IPv4(127, 0, 0, 1)
-	default:
-		ip = net.IPv6loopback
 	}
 	return net.JoinHostPort(ip.String(), strconv.Itoa(addr.Port))
 }

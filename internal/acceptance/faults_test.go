@@ -85,14 +85,15 @@ func dieAt(t *testing.T, points []string) {
 
 	// A backfill, found by the sweep; what it has staged changes before it is approved.
 	id := m.ask("public.accounts")
-	if m.armed("gate") {
+	gated := m.armed("gate")
+	if gated {
 		m.gates("SELECT 11") // over the limit
 	}
 	m.until("the request to go on", func() bool {
 		m.post("resume", id, nil)
 		return !m.value(`SELECT paused::int FROM backfill_control.request WHERE id = $1`, id)
 	})
-	if m.armed("gate") {
+	if gated {
 		m.until("the gate to hold the walk", func() bool {
 			return m.value(`SELECT (waiting LIKE 'gate load%')::int FROM backfill_control.request WHERE id = $1`, id) && !m.armed("gate: held")
 		})
@@ -166,10 +167,22 @@ func dieAt(t *testing.T, points []string) {
 		require.NoError(m, m.engine.ScheduleClient().GetHandle(m.Context(), workflows.RetentionID).Trigger(m.Context(), client.ScheduleTriggerOptions{}))
 		m.until("retention to be over", func() bool { return !m.armed("retain") })
 	}
-	if m.armed("epoch: met") || m.armed("epoch: begun") {
+	if m.armed("epoch: ") {
 		m.until("a new epoch", func() bool {
 			_, _ = m.call(http.MethodPost, "/sites/s/epoch", map[string]string{"note": "restored"})
 			return m.value(`SELECT (epoch > 1)::int FROM backfill_control.site`)
+		})
+	}
+	for walks := 0; (m.armed("walk: ") || m.armed("page: ")) && walks < 6; walks++ {
+		// Who died with the walk's last word to say has said it, and walks no more: another walks.
+		again := m.ask("public.others")
+		m.until("its rows to be judged", func() bool {
+			m.post("resume", again, nil)
+			return m.state(again) == "AWAITING_REVIEW"
+		})
+		m.until("it to be cancelled", func() bool {
+			m.post("cancel", again, nil)
+			return m.state(again) == "CANCELLED"
 		})
 	}
 	n := 0

@@ -21,7 +21,8 @@ var may = map[string][]string{
 	"internal/copypipe": {},
 	"internal/proof":    {},
 	"shadow":            {}, // applications import it
-	"internal/connect":  {"github.com/jackc/pgx/v5"},
+	"api/client":        {}, // scripts in Go import it
+	"internal/connect":  {"github.com/jackc/pgx/v5", "golang.org/x/sys"},
 	"internal/control":  {"internal/backfill", "internal/connect", "internal/row", "internal/pace", "internal/proof", "github.com/jackc/pgx/v5", "github.com/pressly/goose/v3", "golang.org/x/crypto"},
 	"internal/side":     {"internal/backfill", "internal/connect", "internal/row", "internal/copypipe", "internal/proof", "github.com/jackc/pgx/v5"},
 	"internal/metrics":  {"internal/control", "internal/pace", "github.com/prometheus/client_golang", "github.com/jackc/pgx/v5", "go.temporal.io/sdk"},
@@ -30,9 +31,10 @@ var may = map[string][]string{
 	"workflows": {"activities", "internal/backfill", "internal/control", "go.temporal.io/sdk", "go.temporal.io/api"},
 	"worker":    {"activities", "workflows", "internal/backfill", "internal/control", "go.temporal.io/sdk", "go.temporal.io/api", "go.uber.org/zap"},
 	"api": {"workflows", "internal/backfill", "internal/control", "internal/row", "internal/pace", "internal/proof", "github.com/labstack/echo/v4", "github.com/getkin/kin-openapi",
-		"github.com/prometheus/client_golang", "github.com/jackc/pgx/v5", "go.temporal.io/sdk", "go.temporal.io/api", "go.uber.org/zap", "github.com/santhosh-tekuri/jsonschema/v6", "golang.org/x/text", "golang.org/x/sync"},
-	"ui":             {"api", "internal/backfill", "internal/control", "internal/row", "internal/pace", "github.com/labstack/echo/v4", "go.uber.org/zap"},
-	"internal/cli":   {"internal/backfill", "internal/control", "internal/pace", "internal/proof", "go.yaml.in/yaml/v3", "github.com/alecthomas/kong", "golang.org/x/term"},
+		"github.com/prometheus/client_golang", "github.com/jackc/pgx/v5", "go.temporal.io/sdk", "go.temporal.io/api", "go.uber.org/zap", "github.com/santhosh-tekuri/jsonschema/v6", "golang.org/x/text", "golang.org/x/sync", "go.opentelemetry.io/otel"},
+	"ui":             {"api", "internal/oidc", "internal/backfill", "internal/control", "internal/row", "internal/pace", "github.com/labstack/echo/v4", "go.uber.org/zap"},
+	"internal/oidc":  {"internal/backfill", "internal/control", "github.com/coreos/go-oidc/v3", "golang.org/x/oauth2"},
+	"internal/cli":   {"api/client", "internal/backfill", "internal/control", "internal/pace", "internal/proof", "go.yaml.in/yaml/v3", "github.com/alecthomas/kong", "golang.org/x/term"},
 	"internal/local": {"github.com/jackc/pgx/v5", "go.temporal.io/sdk", "go.temporal.io/api", "golang.org/x/sys"},
 }
 
@@ -41,10 +43,12 @@ var only = map[string][]string{
 	"github.com/labstack/echo/v4":         {"api", "ui", "internal/dev", "internal/serve"},
 	"github.com/jackc/pgx/v5":             {"internal/control", "internal/side", "internal/row", "internal/connect", "internal/local", "internal/dev", "internal/testkit", "internal/metrics", "api", "docs/guides"},
 	"github.com/pressly/goose/v3":         {"internal/control"},
-	"golang.org/x/crypto":                 {"internal/control"},
+	"golang.org/x/crypto":                 {"internal/control", ""},
 	"github.com/getkin/kin-openapi":       {"api"},
 	"github.com/prometheus/client_golang": {"api", "internal/metrics", "internal/serve", "internal/dev"},
 	"github.com/alecthomas/kong":          {"internal/cli", ""},
+	"github.com/coreos/go-oidc/v3":        {"internal/oidc"},
+	"golang.org/x/oauth2":                 {"internal/oidc"},
 }
 
 type pkg struct {

@@ -250,14 +250,20 @@ func (c *Cutover) settled() string {
 	return ""
 }
 
+// command is one of "backfill cutover" for this table, to be copied.
+func (c *Cutover) command(what string) string {
+	p := &c.Panel
+	return fmt.Sprintf("backfill cutover %s --site %s --table %s --from %s", what, p.Direction.Site, p.Table.Name, p.Direction.From)
+}
+
 func (c *Cutover) soaked() string {
 	s, goal := &c.Soak, c.Policy.Objective
 	known := s.Match + s.Mismatch + s.Unknown
 	switch {
 	case s.Began == nil || known == 0:
-		return "no shadow read was judged: report reads of the application, or let the agent sample (backfill cutover set --sample 60)"
+		return "no shadow read was judged: report reads of the application, or let the agent sample (" + c.command("set --sample 60") + ")"
 	case s.Rate() > goal:
-		return fmt.Sprintf("%.4g %% of the shadow reads mismatch, the objective is %.4g %%: see which (backfill cutover shadow), repair, and the soak begins again", 100*s.Rate(), 100*goal)
+		return fmt.Sprintf("%.4g %% of the shadow reads mismatch, the objective is %.4g %%: see which (%s), repair, and the soak begins again", 100*s.Rate(), 100*goal, c.command("shadow"))
 	case s.Mismatch+s.Unknown > 0 && s.Bound >= goal:
 		return fmt.Sprintf("%s mismatches and %s unknown of %s shadow reads leave a rate of %.4g %% possible, the objective is %.4g %%: see which, and go on reading", Thousands(s.Mismatch), Thousands(s.Unknown), Thousands(known), 100*s.Bound, 100*goal)
 	case s.Bound >= goal:

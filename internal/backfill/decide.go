@@ -72,7 +72,7 @@ var placeholders = []string{"", "your name", "yourname", "name", "me", "someone"
 func CheckPerson(name string) error {
 	plain := strings.ToLower(strings.Trim(strings.TrimSpace(name), "<>[]{}()\"'. \t"))
 	if slices.Contains(placeholders, plain) {
-		return Errorf(Invalid, "a decision needs the name of whoever made it: by is %q", name)
+		return Errorf(Invalid, "a decision needs the name of whoever made it, and %q is nobody's: use an account or token named after a person", name)
 	}
 	return nil
 }

@@ -5,12 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 )
 
@@ -39,21 +39,12 @@ func (c *Request) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodPost, sitePath(site, "backfills"), struct {
-		Table string          `json:"table"`
-		From  string          `json:"from"`
-		Key   json.RawMessage `json:"key,omitempty"`
-		Mode  string          `json:"mode,omitempty"`
-		Note  string          `json:"note,omitempty"`
-	}{table, from, key, c.Mode, c.Note})
+	a, err := s.c.RequestBackfill(ctx, site, client.RequestBackfillJSONBody{
+		Table: table, From: from, Key: key, Mode: given(client.RequestBackfillJSONBodyMode(c.Mode)), Note: given(c.Note)})
 	if err != nil {
 		return err
 	}
-	b, err := decode[*Backfill](raw)
-	if err != nil {
-		return err
-	}
-	err = answer(s, raw, func(b *Backfill) {
+	err = answer(s, a, func(b *client.Backfill) {
 		s.out.printf("request %s: backfill %s of %s from %s to %s\n", id(b.ID), what(b), b.Table, b.From, b.To)
 		if a := b.Alternative; a != nil {
 			s.note.printf("both sides are in one database and the table is small (%s): one statement would do the same in about %.0f s, while writers of %s wait; run it and cancel the request, or go on:\n",
@@ -69,7 +60,7 @@ func (c *Request) Run(ctx context.Context, s *session) error {
 	if err != nil || !c.Watch {
 		return err
 	}
-	return s.watch(ctx, b.ID, untilReview)
+	return s.watch(ctx, a.Value.ID, untilReview)
 }
 
 // keyJSON is a key as the API takes it: JSON as it was given, or else the values
@@ -120,9 +111,12 @@ func keyValues(given []string) ([]string, error) {
 }
 
 // what names the rows a request is about.
-func what(b *Backfill) string {
+func what(b *client.Backfill) string {
 	if b.Key != nil {
-		return "the row " + b.Key.String()
+		return "the row " + keyLine(b.Key)
+	}
+	if b.Mode == client.BackfillModeDifferences {
+		return "the rows that differ"
 	}
 	return "all rows"
 }
@@ -151,23 +145,28 @@ func (c *List) Validate() error {
 }
 
 func (c *List) Run(ctx context.Context, s *session) error {
-	query := filters("site", c.Site, "table", c.Table)
-	query["state"] = c.State
+	params := client.ListBackfillsParams{Site: given(c.Site), Table: given(c.Table)}
+	for _, state := range c.State {
+		params.State = append(params.State, client.State(state))
+	}
 	t := s.table("ID", "SITE", "TABLE", "DIRECTION", "STATE", "STAGED", "RELEASED", "REQUESTED", "BY", "NOTE")
-	_, err := list(ctx, s, c.Paging, "/backfills", query, t, func(b Backfill) {
+	_, err := list(s, c.Paging, t, func(b *client.Backfill) {
 		table := b.Table
 		if b.Key != nil {
-			table += " (" + b.Key.String() + ")"
+			table += " (" + keyLine(b.Key) + ")"
 		}
-		t.row(right(id(b.ID)), b.Site, table, b.From+" → "+b.To, phase(&b), b.Staged, b.Released, ago(b.RequestedAt), b.RequestedBy, remark(&b))
+		t.row(right(id(b.ID)), b.Site, table, b.From+" → "+b.To, phase(b), b.Staged, b.Released, ago(&b.RequestedAt), b.RequestedBy, remark(b))
+	}, func(cursor *client.Cursor, n *client.Limit) (client.Answer[client.Page[client.Backfill]], error) {
+		params.Cursor, params.Limit = cursor, n
+		return s.c.ListBackfills(ctx, &params)
 	})
 	return err
 }
 
 // phase is a state and how far it has come.
-func phase(b *Backfill) string {
+func phase(b *client.Backfill) string {
 	text := string(b.State)
-	if b.State == backfill.InProgress || b.State == backfill.Releasing {
+	if b.State == client.StateInProgress || b.State == client.StateReleasing {
 		text = fmt.Sprintf("%s %d %%", b.State, b.Percent)
 	}
 	if b.Paused {
@@ -177,7 +176,7 @@ func phase(b *Backfill) string {
 }
 
 // remark is the most telling of a request's texts.
-func remark(b *Backfill) string {
+func remark(b *client.Backfill) string {
 	for _, text := range []string{b.Reason, b.Waiting, b.ReviewNote, b.RequestNote} {
 		if text != "" {
 			return text
@@ -193,18 +192,14 @@ type Show struct {
 }
 
 func (c *Show) Run(ctx context.Context, s *session) error {
-	raw, err := s.c.call(ctx, http.MethodGet, requestPath(c.ID), nil)
+	a, err := s.c.GetBackfill(ctx, c.ID)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, s.show)
+	return answer(s, a, s.show)
 }
 
-func requestPath(id int64, rest ...string) string {
-	return strings.Join(append([]string{fmt.Sprintf("/backfills/%d", id)}, rest...), "/")
-}
-
-func (s *session) show(b *Backfill) {
+func (s *session) show(b *client.Backfill) {
 	line := func(name, format string, args ...any) {
 		s.out.printf("  "+fmt.Sprintf("%-12s", name)+format+"\n", args...)
 	}
@@ -222,39 +217,39 @@ func (s *session) show(b *Backfill) {
 	text("reason", b.Reason)
 	line("staged", "%v of %v expected", b.Staged, b.Expected)
 	if b.ProvenRows > 0 {
-		line("spared", "%v rows up to %s, which %s provably holds just so", b.ProvenRows, b.ProvenKey, b.To)
+		line("spared", "%v rows up to %s, which %s provably holds just so", b.ProvenRows, keyLine(b.ProvenKey), b.To)
 	}
-	line("effects", "%v insert, %v overwrite, %v identical, %v unknown", b.Effects[backfill.Insert], b.Effects[backfill.Overwrite],
-		b.Effects[backfill.Identical], b.Effects[backfill.Unknown])
+	line("effects", "%v insert, %v overwrite, %v identical, %v unknown", b.Effects[string(backfill.Insert)], b.Effects[string(backfill.Overwrite)],
+		b.Effects[string(backfill.Identical)], b.Effects[string(backfill.Unknown)])
 	line("released", "%v, %v superseded, %v skipped as identical", b.Released, b.Superseded, b.Skipped)
 	if n := b.SupersededUndelivered; n > 0 {
 		line("", "%v of the superseded need another backfill: what overtook them was never delivered", n)
 	}
-	if b.State.Open() && b.Rate > 0 {
+	if open(b.State) && b.Rate > 0 {
 		line("pace", "%v/s%s", int64(b.Rate), ends(b.ETA))
-		if b.ETA90 != nil {
-			line("", "in nine of ten cases ends %s", at(b.ETA90))
+		if b.ETAP90 != nil {
+			line("", "in nine of ten cases ends %s", at(b.ETAP90))
 		}
 	}
 	if b.ResumeKey != nil {
-		text("resume key", b.ResumeKey.String())
+		text("resume key", keyLine(b.ResumeKey))
 	}
-	line("requested", "by %s, %s", b.RequestedBy, at(b.RequestedAt))
+	line("requested", "by %s, %s", b.RequestedBy, at(&b.RequestedAt))
 	text("", b.RequestNote)
 	if b.ReviewedAt != nil {
 		via := ""
-		if b.ReviewedVia == "temporal" {
+		if plain(b.ReviewedVia) == "temporal" {
 			via = " via Temporal"
 		}
-		line("reviewed", "by %s%s, %s", b.ReviewedBy, via, at(b.ReviewedAt))
+		line("reviewed", "by %s%s, %s", plain(b.ReviewedBy), via, at(b.ReviewedAt))
 		text("", b.ReviewNote)
 	}
 	if b.ClosedAt != nil {
 		line("closed", "%s", at(b.ClosedAt))
 	}
 	text("workflow", b.WorkflowID)
-	text("console", b.ConsoleURL)
-	text("review", b.Links.Review)
+	text("console", plain(b.ConsoleURL))
+	text("review", b.Links["review"])
 }
 
 // at is a time for reading closely.
@@ -283,32 +278,32 @@ type Rows struct {
 }
 
 func (c *Rows) Run(ctx context.Context, s *session) error {
-	query := filters("effect", c.Effect)
-	from, err := keyValues(c.From)
-	if err != nil {
+	params := client.ListRowsParams{Effect: given(client.ListRowsParamsEffect(c.Effect))}
+	var err error
+	if params.FromKey, err = keyValues(c.From); err != nil {
 		return err
-	}
-	if from != nil {
-		query["from_key"] = from
 	}
 	unjudged := int64(0)
 	if !s.json && slices.Contains([]backfill.Effect{backfill.Insert, backfill.Overwrite, backfill.Identical}, backfill.Effect(c.Effect)) {
-		b, err := get[*Backfill](ctx, s.c, requestPath(c.ID))
+		b, err := s.c.GetBackfill(ctx, c.ID)
 		if err != nil {
 			return err
 		}
-		unjudged = b.Effects[backfill.Unknown]
+		unjudged = b.Value.Effects[string(backfill.Unknown)]
 	}
 	t := s.table("KEY", "EFFECT", "ROW")
-	last, err := list(ctx, s, c.Paging, requestPath(c.ID, "rows"), query, t, func(r stagedRow) {
+	last, err := list(s, c.Paging, t, func(r *client.StagedRow) {
 		effect := string(r.Effect)
 		if r.Superseded {
 			effect += ", superseded"
 		}
-		if o := r.Overtaken; o != nil {
+		if o := r.SupersededBy; o != nil {
 			effect += fmt.Sprintf(" by %s %d, %s", o.Op, o.Seq, o.State)
 		}
-		t.row(r.Key.String(), effect, content(&r))
+		t.row(keyLine(r.Key), effect, content(r))
+	}, func(cursor *client.Cursor, n *client.Limit) (client.Answer[client.Page[client.StagedRow]], error) {
+		params.Cursor, params.Limit = cursor, n
+		return s.c.ListRows(ctx, c.ID, &params)
 	})
 	if err != nil || s.json {
 		return err
@@ -324,24 +319,24 @@ func (c *Rows) Run(ctx context.Context, s *session) error {
 
 // content is what releasing a row would write: the columns that change where the
 // receiver has the row, else all.
-func content(r *stagedRow) string {
+func content(r *client.StagedRow) string {
 	var parts []string
 	sent := r.Row
 	if r.Result != nil {
 		sent = r.Result
 	}
 	for _, column := range r.Changed {
-		parts = append(parts, column+": "+value(r.Receiver.get(column))+" → "+value(sent.get(column)))
+		parts = append(parts, column+": "+value(r.Receiver.Get(column))+" → "+value(sent.Get(column)))
 	}
 	switch {
-	case r.Problem != "":
-		return r.Row.line() + " → nothing: " + r.Problem
+	case r.Problem != nil:
+		return line(r.Row) + " → nothing: " + *r.Problem
 	case parts != nil:
 		return strings.Join(parts, ", ")
 	case r.Result != nil:
-		return r.Row.line() + " → " + r.Result.line()
+		return line(r.Row) + " → " + line(r.Result)
 	}
-	return r.Row.line()
+	return line(r.Row)
 }
 
 // Approve lets staged rows be released.
@@ -358,25 +353,25 @@ func (c *Approve) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	return s.decide(ctx, c.ID, "approve", struct {
-		Revision      int64  `json:"revision"`
-		SkipIdentical bool   `json:"skip_identical,omitempty"`
-		Note          string `json:"note,omitempty"`
-	}{revision, c.SkipIdentical, c.Note}, func(b *Backfill) {
+	a, err := s.c.Approve(ctx, c.ID, client.ApproveJSONBody{Revision: revision, SkipIdentical: given(c.SkipIdentical), Note: given(c.Note)})
+	if err != nil {
+		return err
+	}
+	return answer(s, a, func(b *client.Backfill) {
 		s.out.printf("approved request %s at revision %s: %s of %s go to %s%s\n", id(b.ID), id(revision), rows(b.Staged, "staged "), b.Table, b.To, c.unjudged(b))
 	})
 }
 
 // unjudged says what is not known of the rows that were approved.
-func (c *Approve) unjudged(b *Backfill) string {
-	n := b.Effects[backfill.Unknown]
+func (c *Approve) unjudged(b *client.Backfill) string {
+	n := b.Effects[string(backfill.Unknown)]
 	switch {
 	case n == 0 && c.SkipIdentical:
-		return fmt.Sprintf(", but for %s", rows(b.Effects[backfill.Identical], "identical "))
+		return fmt.Sprintf(", but for %s", rows(b.Effects[string(backfill.Identical)], "identical "))
 	case n == 0:
 		return ""
 	case c.SkipIdentical:
-		return fmt.Sprintf(", but for %s; %s not judged yet cannot be left out, identical or not", rows(b.Effects[backfill.Identical], "identical "), rows(n, ""))
+		return fmt.Sprintf(", but for %s; %s not judged yet cannot be left out, identical or not", rows(b.Effects[string(backfill.Identical)], "identical "), rows(n, ""))
 	}
 	return fmt.Sprintf("; %s of them not judged yet", thousands(n))
 }
@@ -394,10 +389,11 @@ func (c *Reject) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	return s.decide(ctx, c.ID, "reject", struct {
-		Revision int64  `json:"revision"`
-		Note     string `json:"note"`
-	}{revision, c.Note}, func(b *Backfill) {
+	a, err := s.c.Reject(ctx, c.ID, client.RejectJSONBody{Revision: revision, Note: c.Note})
+	if err != nil {
+		return err
+	}
+	return answer(s, a, func(b *client.Backfill) {
 		s.out.printf("rejected request %s at revision %s: nothing of %s is sent to %s\n", id(b.ID), id(revision), b.Table, b.To)
 	})
 }
@@ -408,20 +404,13 @@ func (s *session) revision(ctx context.Context, n, given int64) (int64, error) {
 	if given != 0 {
 		return given, nil
 	}
-	b, err := get[*Backfill](ctx, s.c, requestPath(n))
+	a, err := s.c.GetBackfill(ctx, n)
 	if err != nil {
 		return 0, err
 	}
+	b := &a.Value
 	s.note.printf("deciding revision %s: %s, %s\n", id(b.Revision), rows(b.Staged, "staged "), b.State)
 	return b.Revision, nil
-}
-
-func (s *session) decide(ctx context.Context, n int64, verb string, body any, show func(*Backfill)) error {
-	raw, err := s.c.call(ctx, http.MethodPost, requestPath(n, verb), body)
-	if err != nil {
-		return err
-	}
-	return answer(s, raw, show)
 }
 
 // Hold has what pausing, resuming and cancelling have in common.
@@ -431,12 +420,6 @@ type Hold struct {
 	Note string `placeholder:"TEXT" help:"Why, for the record."`
 }
 
-func (c *Hold) run(ctx context.Context, s *session, verb string, show func(*Backfill)) error {
-	return s.decide(ctx, c.ID, verb, struct {
-		Note string `json:"note,omitempty"`
-	}{c.Note}, show)
-}
-
 // Judge has the effects of the staged rows judged again.
 type Judge struct {
 	Remote
@@ -444,7 +427,11 @@ type Judge struct {
 }
 
 func (c *Judge) Run(ctx context.Context, s *session) error {
-	return s.decide(ctx, c.ID, "judge", nil, func(b *Backfill) {
+	a, err := s.c.Judge(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	return answer(s, a, func(b *client.Backfill) {
 		s.out.printf("request %s: the agent of %s judges %s again, under revision %s\n", id(b.ID), b.To, rows(b.Staged, "staged "), id(b.Revision))
 	})
 }
@@ -453,7 +440,11 @@ func (c *Judge) Run(ctx context.Context, s *session) error {
 type Pause struct{ Hold }
 
 func (c *Pause) Run(ctx context.Context, s *session) error {
-	return c.run(ctx, s, "pause", func(b *Backfill) {
+	a, err := s.c.Pause(ctx, c.ID, &client.PauseJSONBody{Note: given(c.Note)})
+	if err != nil {
+		return err
+	}
+	return answer(s, a, func(b *client.Backfill) {
 		s.out.printf("paused request %s, %s: backfill resume %s lets it go on\n", id(b.ID), b.State, id(b.ID))
 	})
 }
@@ -462,7 +453,11 @@ func (c *Pause) Run(ctx context.Context, s *session) error {
 type Resume struct{ Hold }
 
 func (c *Resume) Run(ctx context.Context, s *session) error {
-	return c.run(ctx, s, "resume", func(b *Backfill) {
+	a, err := s.c.Resume(ctx, c.ID, &client.ResumeJSONBody{Note: given(c.Note)})
+	if err != nil {
+		return err
+	}
+	return answer(s, a, func(b *client.Backfill) {
 		s.out.printf("resumed request %s, %s\n", id(b.ID), phase(b))
 	})
 }
@@ -471,7 +466,11 @@ func (c *Resume) Run(ctx context.Context, s *session) error {
 type Cancel struct{ Hold }
 
 func (c *Cancel) Run(ctx context.Context, s *session) error {
-	return c.run(ctx, s, "cancel", func(b *Backfill) {
+	a, err := s.c.Cancel(ctx, c.ID, &client.CancelJSONBody{Note: given(c.Note)})
+	if err != nil {
+		return err
+	}
+	return answer(s, a, func(b *client.Backfill) {
 		s.out.printf("cancelled request %s: %s before that, which stay\n", id(b.ID), rows(b.Released, "released "))
 	})
 }

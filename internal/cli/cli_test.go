@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 )
 
@@ -98,6 +99,21 @@ func (f *fake) on(pattern string, answer any) {
 		}
 	}
 	f.mux.HandleFunc(method+" /api/v1"+path, handler)
+}
+
+// sorted is a call whose body has its members in the order of their names.
+func sorted(t *testing.T, asked string) string {
+	at := strings.Index(asked, " {")
+	if at < 0 {
+		return asked
+	}
+	dec := json.NewDecoder(strings.NewReader(asked[at:]))
+	dec.UseNumber()
+	var body any
+	require.NoError(t, dec.Decode(&body))
+	raw, err := json.Marshal(body)
+	require.NoError(t, err)
+	return asked[:at+1] + string(raw)
 }
 
 func (f *fake) seen() []call {
@@ -365,7 +381,7 @@ func TestCommands(t *testing.T) {
 			}
 			if c.asked != "" {
 				last := f.seen()[len(f.seen())-1]
-				require.Equal(t, c.asked, last.method+" "+last.target+" "+last.body)
+				require.Equal(t, sorted(t, c.asked), sorted(t, last.method+" "+last.target+" "+last.body))
 				require.Equal(t, last.method == "POST", last.key != "")
 			}
 		})
@@ -480,7 +496,7 @@ func TestPages(t *testing.T) {
 	dec := json.NewDecoder(strings.NewReader(out))
 	total := 0
 	for dec.More() {
-		var p page[Backfill]
+		var p client.Page[client.Backfill]
 		require.NoError(t, dec.Decode(&p))
 		total += len(p.Data)
 	}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 )
 
@@ -24,31 +24,13 @@ type tableFlags struct {
 	From  string `placeholder:"SIDE" help:"The side that has the rows. May be left out when the table is captured from only one."`
 }
 
-// path is the address of something of the table, and the side.
-func (f *tableFlags) path(ctx context.Context, s *session, what string) (path, from string, err error) {
-	site, err := s.site(ctx, f.Site)
-	if err != nil {
-		return "", "", err
+// resolve puts in what was left out and can mean only one thing.
+func (f *tableFlags) resolve(ctx context.Context, s *session) (err error) {
+	if f.Site, err = s.site(ctx, f.Site); err != nil {
+		return err
 	}
-	table, from, err := s.tableAndSide(ctx, site, f.Table, f.From)
-	return sitePath(site, "tables", table, what), from, err
-}
-
-// cutover is an answer as the API shows it.
-type cutover struct {
-	ReadNew bool                 `json:"read_new"`
-	Clauses []backfill.Condition `json:"clauses"`
-	Table   string               `json:"table"`
-	From    string               `json:"from"`
-	To      string               `json:"to"`
-	Waived  []backfill.Waived    `json:"waived"`
-	Policy  struct {
-		Objective float64 `json:"objective"`
-		Soak      int64   `json:"soak_seconds"`
-		ProofAge  int64   `json:"proof_age_seconds"`
-		MaxLag    int64   `json:"max_lag_seconds"`
-		Sample    int     `json:"sample_per_minute"`
-	} `json:"policy"`
+	f.Table, f.From, err = s.tableAndSide(ctx, f.Site, f.Table, f.From)
+	return err
 }
 
 // errNotYet is a cutover that is refused: the clauses are printed already.
@@ -61,28 +43,23 @@ type CutoverAsk struct {
 }
 
 func (c *CutoverAsk) Run(ctx context.Context, s *session) error {
-	path, from, err := c.path(ctx, s, "cutover")
+	if err := c.resolve(ctx, s); err != nil {
+		return err
+	}
+	a, err := s.c.GetCutover(ctx, c.Site, c.Table, &client.GetCutoverParams{From: c.From})
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodGet, path+"?"+filters("from", from).Encode(), nil)
-	if err != nil {
+	if err := answer(s, a, s.showCutover); err != nil {
 		return err
 	}
-	v, err := decode[*cutover](raw)
-	if err != nil {
-		return err
-	}
-	if err := answer(s, raw, s.showCutover); err != nil {
-		return err
-	}
-	if !v.ReadNew {
+	if !a.Value.ReadNew {
 		return errNotYet
 	}
 	return nil
 }
 
-func (s *session) showCutover(v *cutover) {
+func (s *session) showCutover(v *client.Cutover) {
 	s.out.printf("%s: may reads move from %s to %s? %s\n", v.Table, v.From, v.To, map[bool]string{true: "yes", false: "no"}[v.ReadNew])
 	// No table: that would cut what to do short.
 	for _, c := range v.Clauses {
@@ -113,33 +90,25 @@ func (c *CutoverSet) Validate() error {
 }
 
 func (c *CutoverSet) Run(ctx context.Context, s *session) error {
-	path, from, err := c.path(ctx, s, "cutover")
-	if err != nil {
+	if err := c.resolve(ctx, s); err != nil {
 		return err
 	}
-	whole := func(d *time.Duration) *int64 {
+	whole := func(d *time.Duration) *int {
 		if d == nil {
 			return nil
 		}
-		n := int64(*d / time.Second)
-		return &n
+		return new(int(*d / time.Second))
 	}
-	raw, err := s.c.call(ctx, http.MethodPut, path, struct {
-		From      string   `json:"from"`
-		Objective *float64 `json:"objective,omitempty"`
-		Soak      *int64   `json:"soak_seconds,omitempty"`
-		ProofAge  *int64   `json:"proof_age_seconds,omitempty"`
-		MaxLag    *int64   `json:"max_lag_seconds,omitempty"`
-		Sample    *int     `json:"sample_per_minute,omitempty"`
-	}{from, c.Objective, whole(c.Soak), whole(c.ProofAge), whole(c.MaxLag), c.Sample})
+	a, err := s.c.PutCutoverPolicy(ctx, c.Site, c.Table, client.PutCutoverPolicyJSONBody{From: c.From, Objective: c.Objective,
+		SoakSeconds: whole(c.Soak), ProofAgeSeconds: whole(c.ProofAge), MaxLagSeconds: whole(c.MaxLag), SamplePerMinute: c.Sample})
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(v *cutover) {
+	return answer(s, a, func(v *client.Cutover) {
 		p := v.Policy
-		seconds := func(n int64) string { return short(time.Duration(n) * time.Second) }
+		seconds := func(n int) string { return short(time.Duration(n) * time.Second) }
 		s.out.printf("%s: under %s mismatches for %s, a reconciliation no older than %s, lag no more than %s, %v reads sampled a minute\n",
-			v.Table, fmt.Sprintf("%.4g %%", 100*p.Objective), seconds(p.Soak), seconds(p.ProofAge), seconds(p.MaxLag), p.Sample)
+			v.Table, fmt.Sprintf("%.4g %%", 100*p.Objective), seconds(p.SoakSeconds), seconds(p.ProofAgeSeconds), seconds(p.MaxLagSeconds), p.SamplePerMinute)
 	})
 }
 
@@ -150,43 +119,28 @@ type CutoverShadow struct {
 }
 
 func (c *CutoverShadow) Run(ctx context.Context, s *session) error {
-	path, from, err := c.path(ctx, s, "shadow")
+	if err := c.resolve(ctx, s); err != nil {
+		return err
+	}
+	a, err := s.c.GetShadow(ctx, c.Site, c.Table, &client.GetShadowParams{From: c.From})
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodGet, path+"?"+filters("from", from).Encode(), nil)
-	if err != nil {
-		return err
-	}
-	return answer(s, raw, func(v struct {
-		Table     string                `json:"table"`
-		Since     *time.Time            `json:"since"`
-		Reads     backfill.ShadowCounts `json:"reads"`
-		Rate      float64               `json:"rate"`
-		Bound     float64               `json:"bound"`
-		Objective float64               `json:"objective"`
-		Odd       []struct {
-			At             *time.Time   `json:"at"`
-			Key            backfill.Key `json:"key"`
-			Verdict        string       `json:"verdict"`
-			Problem        string       `json:"problem"`
-			Reconciliation *int64       `json:"reconciliation"`
-		} `json:"odd"`
-	}) {
+	return answer(s, a, func(v *client.Shadow) {
 		if v.Since == nil {
 			s.out.printf("%s: no shadow read was judged yet\n", v.Table)
 			return
 		}
 		n := v.Reads
 		s.out.printf("%s, since %s: %s match, %s stale, %s mismatch, %s unknown\n", v.Table, at(v.Since), thousands(n.Match), thousands(n.Stale), thousands(n.Mismatch), thousands(n.Unknown))
-		s.out.printf("rate %s, at most %s at 95 %% confidence, the objective is %s\n", fmt.Sprintf("%.4g %%", 100*v.Rate), fmt.Sprintf("%.4g %%", 100*v.Bound), fmt.Sprintf("%.4g %%", 100*v.Objective))
+		s.out.printf("rate %s, at most %s at 95 %% confidence, the objective is %s\n", fmt.Sprintf("%.4g %%", 100*v.Rate), fmt.Sprintf("%.4g %%", 100*plain(v.Bound)), fmt.Sprintf("%.4g %%", 100*v.Objective))
 		t := s.table("REPORTED", "KEY", "VERDICT", "SET ASIDE IN", "WHY")
 		for _, o := range v.Odd {
 			in := "–"
 			if o.Reconciliation != nil {
-				in = "reconciliation " + id(*o.Reconciliation)
+				in = "reconciliation " + id(int64(*o.Reconciliation))
 			}
-			t.row(ago(o.At), o.Key.String(), o.Verdict, in, o.Problem)
+			t.row(ago(&o.At), keyLine(o.Key), string(o.Verdict), in, o.Problem)
 		}
 		t.flush()
 	})

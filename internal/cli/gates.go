@@ -1,14 +1,20 @@
 package cli
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"backfill/api/client"
 )
 
 // Gate has the commands about gates.
@@ -19,25 +25,10 @@ type Gate struct {
 	Apply  GateApply  `cmd:"" group:"commands" help:"Make the gates of a YAML file those of a site, and remove all others. Needs role admin."`
 }
 
-// gate is a gate as the API shows it.
-type gate struct {
-	Name       string     `json:"name"`
-	Side       string     `json:"side"`
-	Table      string     `json:"table"`
-	Kind       string     `json:"kind"`
-	State      string     `json:"state"`
-	Why        string     `json:"why"`
-	MeasuredAt *time.Time `json:"measured_at"`
-}
-
-func (s *session) showGates(p page[gate]) {
+func (s *session) showGates(p *client.Page[client.Gate]) {
 	t := s.table("GATE", "SIDE", "TABLE", "KIND", "STATE", "MEASURED", "WHY")
 	for _, g := range p.Data {
-		table := g.Table
-		if table == "" {
-			table = "all"
-		}
-		t.row(g.Name, g.Side, table, g.Kind, g.State, ago(g.MeasuredAt), g.Why)
+		t.row(g.Name, g.Side, cmp.Or(plain(g.Table), "all"), string(g.Kind), string(g.State), ago(g.MeasuredAt), g.Why)
 	}
 	t.flush()
 	if len(p.Data) == 0 {
@@ -56,11 +47,11 @@ func (c *GateList) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodGet, sitePath(site, "gates"), nil)
+	a, err := s.c.ListGates(ctx, site)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, s.showGates)
+	return answer(s, a, s.showGates)
 }
 
 // GateSet adds or changes a gate.
@@ -92,19 +83,12 @@ func (c *GateSet) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodPut, sitePath(site, "gates", c.Name), struct {
-		Side   string  `json:"side"`
-		Kind   string  `json:"kind"`
-		Limit  float64 `json:"limit"`
-		Table  string  `json:"table,omitempty"`
-		URL    string  `json:"url,omitempty"`
-		Query  string  `json:"query,omitempty"`
-		MaxAge float64 `json:"max_age,omitempty"`
-	}{c.Side, c.Kind, c.Limit, c.Table, c.URL, c.Query, c.MaxAge.Seconds()})
+	a, err := s.c.PutGate(ctx, site, c.Name, client.GateDefinition{Side: c.Side, Kind: client.GateKind(c.Kind), Limit: &c.Limit,
+		Table: given(c.Table), URL: given(c.URL), Query: given(c.Query), MaxAge: given(c.MaxAge.Seconds())})
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(g gate) { s.out.printf("gate %s of site %s: %s\n", g.Name, site, g.Why) })
+	return answer(s, a, func(g *client.Gate) { s.out.printf("gate %s of site %s: %s\n", g.Name, site, g.Why) })
 }
 
 // GateRemove removes a gate.
@@ -119,7 +103,7 @@ func (c *GateRemove) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.c.call(ctx, http.MethodDelete, sitePath(site, "gates", c.Name), nil); err != nil {
+	if _, err := s.c.DeleteGate(ctx, site, c.Name); err != nil {
 		return err
 	}
 	s.out.printf("gate %s of site %s is removed\n", c.Name, site)
@@ -146,7 +130,6 @@ func (c *GateApply) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	// What a gate may have is checked by the API; here only what would be lost on the way.
 	var file struct {
 		Gates []map[string]any `yaml:"gates"`
 		Rest  map[string]any   `yaml:",inline"`
@@ -160,15 +143,19 @@ func (c *GateApply) Run(ctx context.Context, s *session) error {
 	if file.Gates == nil {
 		return usagef("%s: it has no list named gates; write gates: [] to remove all", c.File)
 	}
+	var body client.ReplaceGatesJSONBody
+	if err := fill(&body.Gates, file.Gates); err != nil {
+		return usagef("%s: %v", c.File, err)
+	}
 	site, err := s.site(ctx, c.Site)
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodPut, sitePath(site, "gates"), map[string]any{"gates": file.Gates})
+	a, err := s.c.ReplaceGates(ctx, site, body)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, s.showGates)
+	return answer(s, a, s.showGates)
 }
 
 func readFile(name string) ([]byte, error) {
@@ -180,4 +167,23 @@ func readFile(name string) ([]byte, error) {
 		return nil, fmt.Errorf("read the file: %w", err)
 	}
 	return text, nil
+}
+
+// fill puts what a file says into a body of the API, and refuses what it has no place for.
+func fill(body, file any) error {
+	raw, err := json.Marshal(file)
+	if err != nil {
+		return err
+	}
+	dec := json.NewDecoder(bytes.NewReader(raw))
+	dec.DisallowUnknownFields()
+	err = dec.Decode(body)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong):
+		return fmt.Errorf("%s is no %s", wrong.Field, wrong.Value)
+	case err != nil:
+		return errors.New(strings.TrimPrefix(err.Error(), "json: ")) // unknown field "x"
+	}
+	return nil
 }

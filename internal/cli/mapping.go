@@ -3,12 +3,12 @@ package cli
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 )
 
@@ -38,7 +38,7 @@ A mapping is checked against both sides before anything is changed. Setting anot
 table, and offers a new backfill. mapping: {} removes it. Tables that the file does not name stay as they are.`
 }
 
-// tablesFile is a file of tables. What a table may have is checked by the API.
+// tablesFile is a file of tables.
 type tablesFile struct {
 	Tables []map[string]any `yaml:"tables"`
 	Rest   map[string]any   `yaml:",inline"`
@@ -81,7 +81,6 @@ func (c *TableApply) Run(ctx context.Context, s *session) error {
 		if c.Try {
 			err = c.try(ctx, s, site, name, t)
 		} else {
-			delete(t, "table")
 			err = c.put(ctx, s, site, name, t)
 		}
 		if err != nil {
@@ -92,21 +91,16 @@ func (c *TableApply) Run(ctx context.Context, s *session) error {
 }
 
 func (c *TableApply) put(ctx context.Context, s *session, site, name string, fields map[string]any) error {
-	raw, err := s.c.call(ctx, http.MethodPut, sitePath(site, "tables", name), fields)
+	delete(fields, "table")
+	var body client.PutTableJSONBody
+	if err := fill(&body, fields); err != nil {
+		return usagef("%v", err)
+	}
+	a, err := s.c.PutTable(ctx, site, name, body)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(t tableConfig) { s.out.printf("table %s: %s\n", t.Table, t.describe()) })
-}
-
-// tried is what a mapping makes of some rows.
-type tried struct {
-	Key  []string `json:"key"`
-	Data []struct {
-		Source  row    `json:"source"`
-		Result  row    `json:"result"`
-		Problem string `json:"problem"`
-	} `json:"data"`
+	return answer(s, a, s.showTable)
 }
 
 func (c *TableApply) try(ctx context.Context, s *session, site, name string, t map[string]any) error {
@@ -118,19 +112,23 @@ func (c *TableApply) try(ctx context.Context, s *session, site, name string, t m
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodPost, sitePath(site, "tables", name, "mapping", "try"), map[string]any{"from": from, "mapping": t["mapping"]})
+	body := client.TryMappingJSONBody{From: from}
+	if err := fill(&body.Mapping, t["mapping"]); err != nil {
+		return usagef("mapping: %v", err)
+	}
+	a, err := s.c.TryMapping(ctx, site, name, body)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(x tried) {
+	return answer(s, a, func(x *client.TriedMapping) {
 		s.out.printf("table %s: the mapping can be used; its key is (%s)\n", name, strings.Join(x.Key, ", "))
 		for _, r := range x.Data {
-			s.out.printf("  %s\n", r.Source.line())
-			if r.Problem != "" {
-				s.out.printf("    → nothing: %s\n", r.Problem)
+			s.out.printf("  %s\n", line(r.Source))
+			if r.Problem != nil {
+				s.out.printf("    → nothing: %s\n", *r.Problem)
 				continue
 			}
-			s.out.printf("    → %s\n", r.Result.line())
+			s.out.printf("    → %s\n", line(r.Result))
 		}
 		if len(x.Data) == 0 {
 			s.note.printf("the source has no rows to try it on\n")
@@ -143,7 +141,7 @@ func source(ctx context.Context, s *session, site, name string, t map[string]any
 	if given, ok := t["captured_from"].([]any); ok && len(given) == 1 {
 		return fmt.Sprint(given[0]), nil
 	}
-	p, err := get[page[tableConfig]](ctx, s.c, sitePath(site, "tables"))
+	a, err := s.c.ListTables(ctx, site)
 	if err != nil {
 		return "", err
 	}
@@ -151,9 +149,10 @@ func source(ctx context.Context, s *session, site, name string, t map[string]any
 	if err != nil {
 		return "", err
 	}
-	i := slices.IndexFunc(p.Data, func(x tableConfig) bool { return x.Table == parsed.String() })
-	if i < 0 || len(p.Data[i].CapturedFrom) != 1 {
+	tables := a.Value.Data
+	i := slices.IndexFunc(tables, func(x client.Panel) bool { return x.Table == parsed.String() })
+	if i < 0 || len(tables[i].CapturedFrom) != 1 {
 		return "", usagef("name the side whose changes are sent: captured_from: [SIDE]")
 	}
-	return p.Data[i].CapturedFrom[0], nil
+	return tables[i].CapturedFrom[0], nil
 }

@@ -181,7 +181,7 @@ func rows(n int64, kind string) string {
 
 // ago is a time as seen from now.
 func ago(t *time.Time) string {
-	if t == nil {
+	if t == nil || t.IsZero() {
 		return "never"
 	}
 	switch d := time.Since(*t); {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -80,18 +79,6 @@ func TestShort(t *testing.T) {
 	require.Equal(t, "1m30s ago", ago(&past))
 	require.Equal(t, "in 1m1s", ago(&future))
 	require.Equal(t, "now", ago(&now))
-}
-
-func TestRowKeepsItsOrder(t *testing.T) {
-	var r row
-	require.NoError(t, json.Unmarshal([]byte(`{"z":"1","a":null,"m":""}`), &r))
-	require.Equal(t, []string{"z", "a", "m"}, []string{r[0].column, r[1].column, r[2].column})
-	require.Equal(t, "1", *r.get("z"))
-	require.Nil(t, r.get("a"))
-	require.Nil(t, r.get("missing"))
-	require.NoError(t, json.Unmarshal([]byte(`null`), &r))
-	require.Error(t, json.Unmarshal([]byte(`{"a":{}}`), &r))
-	require.Error(t, json.Unmarshal([]byte(`[]`), &r))
 }
 
 func TestRedact(t *testing.T) {

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"strings"
 	"time"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 	"backfill/internal/proof"
 )
@@ -26,38 +26,6 @@ type Reconcile struct {
 	Cancel      ReconcileCancel   `cmd:"" group:"commands" help:"End a reconciliation."`
 	Certificate Certificate       `cmd:"" group:"commands" help:"Print the signed certificate of a finished reconciliation."`
 	Schedule    ReconcileSchedule `cmd:"" group:"commands" help:"Reconcile a table by the clock."`
-}
-
-// reconciliation is a run as the API shows it.
-type reconciliation struct {
-	ID          int64             `json:"id"`
-	Site        string            `json:"site"`
-	Table       string            `json:"table"`
-	From        string            `json:"from"`
-	To          string            `json:"to"`
-	Mode        string            `json:"mode"`
-	Of          int64             `json:"of"`
-	State       backfill.RunState `json:"state"`
-	Verdict     proof.Verdict     `json:"verdict"`
-	Clean       bool              `json:"clean"`
-	Coverage    float64           `json:"coverage"`
-	Missed      float64           `json:"missed"`
-	Percent     int               `json:"percent"`
-	Leaves      map[string]int64  `json:"leaves"`
-	Rows        map[string]int64  `json:"rows"`
-	Keys        map[string]int64  `json:"keys"`
-	Root        string            `json:"root"`
-	Excluded    []string          `json:"excluded"`
-	RequestedBy string            `json:"requested_by"`
-	RequestedAt *time.Time        `json:"requested_at"`
-	ClosedAt    *time.Time        `json:"closed_at"`
-	Note        string            `json:"note"`
-	Reason      string            `json:"reason"`
-	Waiting     string            `json:"waiting"`
-}
-
-func runPath(n int64, rest ...string) string {
-	return strings.Join(append([]string{fmt.Sprintf("/reconciliations/%d", n)}, rest...), "/")
 }
 
 // ReconcileStart asks for a comparison.
@@ -83,28 +51,17 @@ func (c *ReconcileStart) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	return s.run(ctx, sitePath(site, "reconciliations"), struct {
-		Table  string `json:"table"`
-		From   string `json:"from"`
-		Mode   string `json:"mode,omitempty"`
-		Sample int    `json:"sample,omitempty"`
-		Of     int64  `json:"of,omitempty"`
-		Leaf   int64  `json:"leaf,omitempty"`
-		Note   string `json:"note,omitempty"`
-	}{table, from, c.Mode, c.Sample, c.Of, c.Leaf, c.Note}, c.Watch)
+	a, err := s.c.RequestReconciliation(ctx, site, client.RequestReconciliationJSONBody{Table: table, From: from,
+		Mode: given(client.RequestReconciliationJSONBodyMode(c.Mode)), Sample: given(c.Sample), Of: given(c.Of), Leaf: given(c.Leaf), Note: given(c.Note)})
+	if err != nil {
+		return err
+	}
+	return s.run(ctx, a, c.Watch)
 }
 
-// run asks for a run and follows it if it is wanted.
-func (s *session) run(ctx context.Context, path string, body any, watch bool) error {
-	raw, err := s.c.call(ctx, http.MethodPost, path, body)
-	if err != nil {
-		return err
-	}
-	r, err := decode[*reconciliation](raw)
-	if err != nil {
-		return err
-	}
-	if err := answer(s, raw, func(r *reconciliation) {
+// run shows a run that was asked for, and follows it if that is wanted.
+func (s *session) run(ctx context.Context, a client.Answer[client.Reconciliation], watch bool) error {
+	if err := answer(s, a, func(r *client.Reconciliation) {
 		s.out.printf("reconciliation %s: %s of %s from %s to %s\n", id(r.ID), r.Mode, r.Table, r.From, r.To)
 		if !watch {
 			s.note.printf("see how it goes with: backfill reconcile show %s\n", id(r.ID))
@@ -112,53 +69,62 @@ func (s *session) run(ctx context.Context, path string, body any, watch bool) er
 	}); err != nil || !watch {
 		return err
 	}
-	return s.watchRun(ctx, r.ID)
+	return s.watchRun(ctx, a.Value.ID)
 }
 
 // watchRun follows a run until it is closed. It fails unless the verdict is EQUAL.
 func (s *session) watchRun(ctx context.Context, n int64) error {
 	last := ""
 	for {
-		raw, err := s.c.call(ctx, http.MethodGet, runPath(n), nil)
-		var lost *connectionError
+		a, err := s.c.GetReconciliation(ctx, n)
+		var lost *client.Unreachable
 		if err != nil && !errors.As(err, &lost) {
 			return err
 		}
 		if err == nil {
-			r, err := decode[*reconciliation](raw)
-			if err != nil {
-				return err
-			}
+			r := &a.Value
 			if line := runLine(r); line != last && !s.json {
 				last = line
 				s.out.printf("%s\n", line)
 			}
-			if !r.State.Open() {
+			if !running(r) {
 				if s.json {
-					fmt.Fprintf(s.Out, "%s\n", raw)
+					fmt.Fprintf(s.Out, "%s\n", a.Raw)
 				}
 				return s.verdict(r)
 			}
 		}
-		if err := sleep(ctx, time.Second); err != nil {
+		if err := wait(ctx, time.Second); err != nil {
 			s.note.printf("reconciliation %s goes on, unwatched\n", id(n))
 			return err
 		}
 	}
 }
 
+func running(r *client.Reconciliation) bool { return backfill.RunState(r.State).Open() }
+
+// wait is a pause that ctx can end.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // runLine is a run on one line.
-func runLine(r *reconciliation) string {
+func runLine(r *client.Reconciliation) string {
 	parts := []string{string(r.State)}
-	if r.State.Open() {
+	if running(r) {
 		parts = append(parts, fmt.Sprintf("%d %%", r.Percent))
 	} else {
-		parts = append(parts, string(r.Verdict))
+		parts = append(parts, string(plain(r.Verdict)))
 	}
-	parts = append(parts, fmt.Sprintf("%s leaves, %s equal", thousands(r.Leaves["total"]), thousands(r.Leaves["equal"])))
+	parts = append(parts, fmt.Sprintf("%s leaves, %s equal", thousands(int64(r.Leaves["total"])), thousands(int64(r.Leaves["equal"]))))
 	for _, kind := range []string{"missing", "different", "surplus", "unknown"} {
 		if k := r.Keys[kind]; k > 0 {
-			parts = append(parts, thousands(k)+" "+kind)
+			parts = append(parts, thousands(int64(k))+" "+kind)
 		}
 	}
 	if r.Waiting != "" {
@@ -167,16 +133,16 @@ func runLine(r *reconciliation) string {
 	return strings.Join(parts, "  ")
 }
 
-func (s *session) verdict(r *reconciliation) error {
+func (s *session) verdict(r *client.Reconciliation) error {
 	switch {
-	case r.State != backfill.RunFinished:
+	case r.State != client.ReconciliationStateFinished:
 		return fmt.Errorf("reconciliation %d is %s: %s", r.ID, r.State, r.Reason)
-	case r.Verdict == proof.Equal:
+	case plain(r.Verdict) == client.ReconciliationVerdictEqual:
 		return nil
 	case r.Keys["open"] > 0:
 		s.note.printf("see the keys with: backfill reconcile keys %s\nsend them again with: backfill reconcile repair %s\n", id(r.ID), id(r.ID))
 	}
-	return fmt.Errorf("reconciliation %d: the verdict is %s", r.ID, r.Verdict)
+	return fmt.Errorf("reconciliation %d: the verdict is %s", r.ID, plain(r.Verdict))
 }
 
 // ReconcileList lists runs.
@@ -189,9 +155,13 @@ type ReconcileList struct {
 
 func (c *ReconcileList) Run(ctx context.Context, s *session) error {
 	t := s.table("ID", "SITE", "TABLE", "DIRECTION", "MODE", "STATE", "VERDICT", "COVERAGE", "OPEN", "ASKED FOR", "BY")
-	_, err := list(ctx, s, c.Paging, "/reconciliations", filters("site", c.Site, "table", c.Table), t, func(r reconciliation) {
-		t.row(right(id(r.ID)), r.Site, r.Table, r.From+" → "+r.To, r.Mode, string(r.State), dash(string(r.Verdict)),
-			right(fmt.Sprintf("%.4g %%", 100*r.Coverage)), r.Keys["open"], ago(r.RequestedAt), r.RequestedBy)
+	params := client.ListReconciliationsParams{Site: given(c.Site), Table: given(c.Table)}
+	_, err := list(s, c.Paging, t, func(r *client.Reconciliation) {
+		t.row(right(id(r.ID)), r.Site, r.Table, r.From+" → "+r.To, string(r.Mode), string(r.State), dash(string(plain(r.Verdict))),
+			right(fmt.Sprintf("%.4g %%", 100*r.Coverage)), int64(r.Keys["open"]), ago(&r.RequestedAt), r.RequestedBy)
+	}, func(cursor *client.Cursor, n *client.Limit) (client.Answer[client.Page[client.Reconciliation]], error) {
+		params.Cursor, params.Limit = cursor, n
+		return s.c.ListReconciliations(ctx, &params)
 	})
 	return err
 }
@@ -207,55 +177,43 @@ func (c *ReconcileShow) Run(ctx context.Context, s *session) error {
 	if c.Watch {
 		return s.watchRun(ctx, c.ID)
 	}
-	raw, err := s.c.call(ctx, http.MethodGet, runPath(c.ID), nil)
+	a, err := s.c.GetReconciliation(ctx, c.ID)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, s.showRun)
+	return answer(s, a, s.showRun)
 }
 
-func (s *session) showRun(r *reconciliation) {
+func (s *session) showRun(r *client.Reconciliation) {
 	line := func(name, format string, args ...any) {
 		s.out.printf("  "+fmt.Sprintf("%-12s", name)+format+"\n", args...)
 	}
 	s.out.printf("reconciliation %s: %s of %s from %s to %s, site %s\n", id(r.ID), r.Mode, r.Table, r.From, r.To, r.Site)
 	line("state", "%s", string(r.State))
-	if r.Verdict != "" {
+	if r.Verdict != nil {
 		clean := ""
 		if r.Clean {
 			clean = ", clean"
 		}
-		line("verdict", "%s%s", string(r.Verdict), clean)
+		line("verdict", "%s%s", string(*r.Verdict), clean)
 	}
-	line("coverage", "%s", fmt.Sprintf("%.4g %% of %s rows", 100*r.Coverage, thousands(r.Rows["source"])))
+	line("coverage", "%s", fmt.Sprintf("%.4g %% of %s rows", 100*r.Coverage, thousands(int64(r.Rows["source"]))))
 	if r.Missed > 0 {
 		line("", "%s", fmt.Sprintf("up to %.3g %% of the leaves may differ unseen, at 95 %% confidence", 100*r.Missed))
 	}
-	line("leaves", "%v: %v equal, %v different, %v unknown, %v counted only, %v to come", r.Leaves["total"], r.Leaves["equal"], r.Leaves["different"],
-		r.Leaves["unknown"], r.Leaves["counted"], r.Leaves["pending"])
-	line("keys", "%v missing, %v different, %v surplus, %v unknown", r.Keys["missing"], r.Keys["different"], r.Keys["surplus"], r.Keys["unknown"])
-	line("", "%v open, %v repaired, %v waived", r.Keys["open"], r.Keys["repaired"], r.Keys["waived"])
-	for _, text := range []struct{ name, value string }{{"excluded", strings.Join(r.Excluded, ", ")}, {"root", r.Root}, {"waiting", r.Waiting}, {"reason", r.Reason}, {"note", r.Note}} {
+	line("leaves", "%v: %v equal, %v different, %v unknown, %v counted only, %v to come", int64(r.Leaves["total"]), int64(r.Leaves["equal"]), int64(r.Leaves["different"]),
+		int64(r.Leaves["unknown"]), int64(r.Leaves["counted"]), int64(r.Leaves["pending"]))
+	line("keys", "%v missing, %v different, %v surplus, %v unknown", int64(r.Keys["missing"]), int64(r.Keys["different"]), int64(r.Keys["surplus"]), int64(r.Keys["unknown"]))
+	line("", "%v open, %v repaired, %v waived", int64(r.Keys["open"]), int64(r.Keys["repaired"]), int64(r.Keys["waived"]))
+	for _, text := range []struct{ name, value string }{{"excluded", strings.Join(r.Excluded, ", ")}, {"root", plain(r.Root)}, {"waiting", r.Waiting}, {"reason", r.Reason}, {"note", r.Note}} {
 		if text.value != "" {
 			line(text.name, "%s", text.value)
 		}
 	}
-	line("asked for", "by %s, %s", r.RequestedBy, at(r.RequestedAt))
+	line("asked for", "by %s, %s", r.RequestedBy, at(&r.RequestedAt))
 	if r.ClosedAt != nil {
 		line("closed", "%s", at(r.ClosedAt))
 	}
-}
-
-// difference is a differing key as the API shows it.
-type difference struct {
-	N        int64        `json:"n"`
-	Kind     string       `json:"kind"`
-	State    string       `json:"state"`
-	Key      backfill.Key `json:"key"`
-	Source   row          `json:"source"`
-	Receiver row          `json:"receiver"`
-	Columns  []string     `json:"columns"`
-	Cause    string       `json:"cause"`
 }
 
 // ReconcileKeys lists differing keys.
@@ -269,13 +227,18 @@ type ReconcileKeys struct {
 
 func (c *ReconcileKeys) Run(ctx context.Context, s *session) error {
 	t := s.table("N", "KEY", "KIND", "STATE", "CAUSE", "VALUES")
-	_, err := list(ctx, s, c.Paging, runPath(c.ID, "keys"), filters("kind", c.Kind, "state", c.Which), t, func(d difference) {
-		t.row(right(id(d.N)), d.Key.String(), d.Kind, d.State, d.Cause, content(&stagedRow{Row: orOther(d.Source, d.Receiver), Receiver: d.Receiver, Changed: d.Columns}))
+	params := client.ListDifferencesParams{Kind: given(client.ListDifferencesParamsKind(c.Kind)), State: given(client.ListDifferencesParamsState(c.Which))}
+	_, err := list(s, c.Paging, t, func(d *client.Difference) {
+		t.row(right(id(d.N)), keyLine(d.Key), string(d.Kind), string(d.State), d.Cause,
+			content(&client.StagedRow{Row: orOther(d.Source, d.Receiver), Receiver: d.Receiver, Changed: d.Columns}))
+	}, func(cursor *client.Cursor, n *client.Limit) (client.Answer[client.Page[client.Difference]], error) {
+		params.Cursor, params.Limit = cursor, n
+		return s.c.ListDifferences(ctx, c.ID, &params)
 	})
 	return err
 }
 
-func orOther(a, b row) row {
+func orOther(a, b client.Row) client.Row {
 	if a == nil {
 		return b
 	}
@@ -290,13 +253,6 @@ type settle struct {
 	Note string  `placeholder:"TEXT" help:"Why, for the record."`
 }
 
-func (c *settle) body() any {
-	return struct {
-		Keys []int64 `json:"keys,omitempty"`
-		Note string  `json:"note,omitempty"`
-	}{c.Key, c.Note}
-}
-
 // ReconcileRepair sends differing rows again.
 type ReconcileRepair struct {
 	settle
@@ -304,19 +260,23 @@ type ReconcileRepair struct {
 }
 
 func (c *ReconcileRepair) Run(ctx context.Context, s *session) error {
-	return s.run(ctx, runPath(c.ID, "repair"), c.body(), c.Watch)
+	a, err := s.c.Repair(ctx, c.ID, client.RepairJSONBody{Keys: c.Key, Note: given(c.Note)})
+	if err != nil {
+		return err
+	}
+	return s.run(ctx, a, c.Watch)
 }
 
 // ReconcileWaive lets differences be.
 type ReconcileWaive struct{ settle }
 
 func (c *ReconcileWaive) Run(ctx context.Context, s *session) error {
-	raw, err := s.c.call(ctx, http.MethodPost, runPath(c.ID, "waive"), c.body())
+	a, err := s.c.Waive(ctx, c.ID, client.WaiveJSONBody{Keys: c.Key, Note: given(c.Note)})
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(r *reconciliation) {
-		s.out.printf("reconciliation %s: %v waived, %v still open\n", id(r.ID), r.Keys["waived"], r.Keys["open"])
+	return answer(s, a, func(r *client.Reconciliation) {
+		s.out.printf("reconciliation %s: %v waived, %v still open\n", id(r.ID), int64(r.Keys["waived"]), int64(r.Keys["open"]))
 	})
 }
 
@@ -324,13 +284,11 @@ func (c *ReconcileWaive) Run(ctx context.Context, s *session) error {
 type ReconcileCancel struct{ Hold }
 
 func (c *ReconcileCancel) Run(ctx context.Context, s *session) error {
-	raw, err := s.c.call(ctx, http.MethodPost, runPath(c.ID, "cancel"), struct {
-		Note string `json:"note,omitempty"`
-	}{c.Note})
+	a, err := s.c.CancelReconciliation(ctx, c.ID, &client.CancelReconciliationJSONBody{Note: given(c.Note)})
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(r *reconciliation) {
+	return answer(s, a, func(r *client.Reconciliation) {
 		s.out.printf("cancelled reconciliation %s: %s\n", id(r.ID), runLine(r))
 	})
 }
@@ -342,11 +300,11 @@ type Certificate struct {
 }
 
 func (c *Certificate) Run(ctx context.Context, s *session) error {
-	raw, err := s.c.call(ctx, http.MethodGet, runPath(c.ID, "certificate"), nil)
+	a, err := s.c.Certificate(ctx, c.ID)
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(s.Out, "%s\n", raw)
+	_, err = fmt.Fprintf(s.Out, "%s\n", a.Raw)
 	return err
 }
 
@@ -379,13 +337,11 @@ func (c *VerifyCertificate) Run(ctx context.Context, s *session) error {
 	}
 	key := c.Key
 	if key == "" {
-		k, err := get[struct {
-			Key string `json:"key"`
-		}](ctx, s.c, "/certificate-key")
+		a, err := s.c.CertificateKey(ctx)
 		if err != nil {
 			return err
 		}
-		key = k.Key
+		key = a.Value.Key
 	}
 	signed, err := proof.Verify(raw, key)
 	if err != nil {
@@ -446,28 +402,19 @@ func (c *ReconcileSchedule) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	body := struct {
-		From   string `json:"from"`
-		Every  *int64 `json:"every_seconds"`
-		Mode   string `json:"mode,omitempty"`
-		Sample int    `json:"sample,omitempty"`
-	}{From: from, Mode: c.Mode, Sample: c.Sample}
+	body := client.PutScheduleJSONBody{From: from, Mode: given(client.PutScheduleJSONBodyMode(c.Mode)), Sample: given(c.Sample)}
 	if !c.Off {
-		seconds := int64(c.Every / time.Second)
-		body.Every = &seconds
+		body.EverySeconds = new(int(c.Every / time.Second))
 	}
-	raw, err := s.c.call(ctx, http.MethodPut, sitePath(site, "tables", table, "schedule"), body)
+	a, err := s.c.PutSchedule(ctx, site, table, body)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(v struct {
-		Every *int64 `json:"every_seconds"`
-		Mode  string `json:"mode"`
-	}) {
-		if v.Every == nil {
+	return answer(s, a, func(v *client.Schedule) {
+		if v.EverySeconds == nil {
 			s.out.printf("%s is no longer reconciled by the clock\n", table)
 			return
 		}
-		s.out.printf("%s is reconciled (%s) every %s\n", table, v.Mode, short(time.Duration(*v.Every)*time.Second))
+		s.out.printf("%s is reconciled (%s) every %s\n", table, v.Mode, short(time.Duration(*v.EverySeconds)*time.Second))
 	})
 }

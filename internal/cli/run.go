@@ -19,6 +19,7 @@ import (
 	"github.com/alecthomas/kong"
 	"golang.org/x/term"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 )
 
@@ -134,7 +135,7 @@ func usagef(format string, args ...any) error {
 func statusOf(err error) int {
 	var usage *usageError
 	var parse *kong.ParseError
-	var p *Problem
+	var p *client.Problem
 	var d *backfill.Error
 	switch {
 	case err == nil:
@@ -143,7 +144,7 @@ func statusOf(err error) int {
 		return Misused
 	case errors.As(err, &p):
 		switch {
-		case p.Status == http.StatusBadRequest, p.is(backfill.Invalid):
+		case p.Status == http.StatusBadRequest, p.Type == client.ProblemTypeInvalid:
 			return Misused
 		case p.Status == http.StatusConflict, p.Status == http.StatusUnprocessableEntity, p.Status == http.StatusForbidden:
 			return Refused
@@ -162,17 +163,23 @@ func statusOf(err error) int {
 // report prints what went wrong on one line, and under it the parts that failed.
 func report(w io.Writer, err error) {
 	message := err.Error()
+	var lost *client.Unreachable
+	if errors.As(err, &lost) {
+		message += ": is it running there? backfill dev or backfill api starts it, --api gives another address"
+	}
 	line := func(format, s string) {
 		s = strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ")
 		fmt.Fprintf(w, format+"\n", safe(redact(s)))
 	}
 	line("backfill: %s", message)
-	var p *Problem
+	var p *client.Problem
 	var d *backfill.Error
 	var fields []backfill.FieldError
 	switch {
 	case errors.As(err, &p):
-		fields = p.Errors
+		for _, f := range p.Errors {
+			fields = append(fields, backfill.FieldError{Field: plain(f.Field), Message: f.Message})
+		}
 	case errors.As(err, &d):
 		fields = d.Fields
 	}
@@ -190,8 +197,8 @@ func report(w io.Writer, err error) {
 	switch {
 	case errors.As(err, &parse):
 		line("  see %s --help", command(parse))
-	case p != nil && p.Request != 0:
-		line("  see backfill show %s", strconv.FormatInt(p.Request, 10))
+	case p != nil && p.Request != nil:
+		line("  see backfill show %s", strconv.FormatInt(*p.Request, 10))
 	case p != nil && p.Status == http.StatusUnauthorized:
 		line("  %s", "give a valid token with --token or BACKFILL_TOKEN: backfill token create makes one")
 	}

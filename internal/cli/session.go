@@ -6,19 +6,19 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 )
 
 // Connection has the flags of every command that talks to the API.
 type Connection struct {
 	API   string `name:"api" env:"BACKFILL_API" placeholder:"URL" group:"api" help:"Where the API is. Default: what client.json in the state directory says, else http://127.0.0.1:8080."`
-	Token string `name:"token" env:"BACKFILL_TOKEN" placeholder:"TOKEN" group:"api" help:"What to sign in with. Default: the token in client.json, if that names the same API."`
+	Token string `name:"token" env:"BACKFILL_TOKEN" secret:"" placeholder:"TOKEN" group:"api" help:"What to sign in with. Default: the token in client.json, if that names the same API."`
 	JSON  bool   `name:"json" group:"api" help:"Print the API's JSON as it came, for scripts; a page is one document."`
 }
 
@@ -95,7 +95,7 @@ func withPath(path string, err error) error {
 // session is what one command needs to talk to the API and to people.
 type session struct {
 	*Streams
-	c    *Client
+	c    *client.Client
 	out  printer // the answer, on standard output
 	note printer // remarks, on standard error, so that the answer stays alone
 	json bool
@@ -126,24 +126,37 @@ func (c *Connection) open(s *Streams, dir string) (*session, error) {
 	if token == "" {
 		return nil, usagef("no token for %s: give one with --token or BACKFILL_TOKEN (backfill token create makes one), or name the state directory of a running backfill dev with --state-dir (looked into %s)", api, path)
 	}
-	client, err := NewClient(api, token)
+	remote, err := client.New(api, token)
 	if err != nil {
-		return nil, err
+		return nil, usagef("%v", err)
 	}
-	return &session{Streams: s, c: client, out: printer{s.Out}, note: printer{s.Err}, json: c.JSON}, nil
+	return &session{Streams: s, c: remote, out: printer{s.Out}, note: printer{s.Err}, json: c.JSON}, nil
 }
 
 // answer prints what the API answered: as it came for scripts, else by show.
-func answer[T any](s *session, raw json.RawMessage, show func(T)) error {
+func answer[T any](s *session, a client.Answer[T], show func(*T)) error {
 	if s.json {
-		_, err := fmt.Fprintf(s.Out, "%s\n", raw)
+		_, err := fmt.Fprintf(s.Out, "%s\n", a.Raw)
 		return err
 	}
-	v, err := decode[T](raw)
-	if err == nil {
-		show(v)
+	show(&a.Value)
+	return nil
+}
+
+// given is what a flag was set to, nil when it was left out.
+func given[T comparable](v T) *T {
+	if v == *new(T) {
+		return nil
 	}
-	return err
+	return &v
+}
+
+// plain is what a field of an answer holds, the zero value for null.
+func plain[T any](v *T) T {
+	if v == nil {
+		return *new(T)
+	}
+	return *v
 }
 
 // Paging bounds what a list prints.
@@ -153,7 +166,7 @@ type Paging struct {
 }
 
 // list prints a list page by page; show puts one entry into the table.
-func list[T any](ctx context.Context, s *session, p Paging, path string, query url.Values, t *table, show func(T)) (last page[T], err error) {
+func list[T any](s *session, p Paging, t *table, show func(*T), read func(*client.Cursor, *client.Limit) (client.Answer[client.Page[T]], error)) (last client.Page[T], err error) {
 	if p.Limit < 1 {
 		return last, usagef("--limit must be at least 1")
 	}
@@ -162,19 +175,20 @@ func list[T any](ctx context.Context, s *session, p Paging, path string, query u
 		limit = 0
 	}
 	some := false
-	for last, err = range pages[T](ctx, s.c, path, query, limit) {
+	for a, err := range client.Pages(limit, read) {
 		if err != nil {
 			return last, err
 		}
+		last = a.Value
 		if s.json {
-			if _, err := fmt.Fprintf(s.Out, "%s\n", last.raw); err != nil {
+			if _, err := fmt.Fprintf(s.Out, "%s\n", a.Raw); err != nil {
 				return last, err
 			}
 			continue
 		}
-		for _, entry := range last.Data {
+		for i := range last.Data {
 			some = true
-			show(entry)
+			show(&last.Data[i])
 		}
 		t.flush()
 	}
@@ -182,30 +196,10 @@ func list[T any](ctx context.Context, s *session, p Paging, path string, query u
 	case s.json:
 	case !some:
 		s.note.printf("none\n")
-	case last.NextCursor != "":
+	case last.NextCursor != nil:
 		s.note.printf("there are more: --limit N or --all\n")
 	}
 	return last, nil
-}
-
-// filters is a query of what was given.
-func filters(pairs ...string) url.Values {
-	q := url.Values{}
-	for i := 0; i < len(pairs); i += 2 {
-		if pairs[i+1] != "" {
-			q.Set(pairs[i], pairs[i+1])
-		}
-	}
-	return q
-}
-
-// sitePath is the address of a site, and of something of it.
-func sitePath(site string, rest ...string) string {
-	path := "/sites/" + url.PathEscape(site)
-	for _, r := range rest {
-		path += "/" + url.PathEscape(r)
-	}
-	return path
 }
 
 // site is the one that was given, or the only one there is.
@@ -213,12 +207,12 @@ func (s *session) site(ctx context.Context, given string) (string, error) {
 	if given != "" {
 		return given, nil
 	}
-	all, err := get[page[site]](ctx, s.c, "/sites")
+	all, err := s.c.ListSites(ctx)
 	if err != nil {
 		return "", err
 	}
 	var names []string
-	for _, x := range all.Data {
+	for _, x := range all.Value.Data {
 		names = append(names, x.Name)
 	}
 	return s.only("site", "--site", "there is no site yet: backfill site add makes one", names)
@@ -229,7 +223,7 @@ func (s *session) tableAndSide(ctx context.Context, site, table, from string) (s
 	if table != "" && from != "" {
 		return table, from, nil
 	}
-	all, err := get[page[panel]](ctx, s.c, sitePath(site, "tables"))
+	all, err := s.c.ListTables(ctx, site)
 	if err != nil {
 		return "", "", err
 	}
@@ -241,7 +235,7 @@ func (s *session) tableAndSide(ctx context.Context, site, table, from string) (s
 		table = name.String()
 	}
 	var tables, sides []string
-	for _, p := range all.Data {
+	for _, p := range all.Value.Data {
 		if from == "" || p.From == from {
 			tables = append(tables, p.Table)
 		}
@@ -254,7 +248,7 @@ func (s *session) tableAndSide(ctx context.Context, site, table, from string) (s
 	if from != "" {
 		return table, from, nil
 	}
-	for _, p := range all.Data {
+	for _, p := range all.Value.Data {
 		if p.Table == table {
 			sides = append(sides, p.From)
 		}

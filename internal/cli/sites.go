@@ -2,16 +2,16 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 )
 
@@ -28,11 +28,11 @@ type Site struct {
 type SiteList struct{ Remote }
 
 func (c *SiteList) Run(ctx context.Context, s *session) error {
-	raw, err := s.c.call(ctx, http.MethodGet, "/sites", nil)
+	a, err := s.c.ListSites(ctx)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(p page[site]) {
+	return answer(s, a, func(p *client.Page[client.Site]) {
 		t := s.table("SITE", "SIDES", "WAITING", "AGENTS")
 		for _, x := range p.Data {
 			var sides, agents []string
@@ -53,7 +53,7 @@ func (c *SiteList) Run(ctx context.Context, s *session) error {
 	})
 }
 
-func seen(x *side) string {
+func seen(x *client.Side) string {
 	if x.SeenAt == nil {
 		return "never seen"
 	}
@@ -73,13 +73,11 @@ not delivered any more, because nobody can tell what the receiver already had. B
 }
 
 func (c *SiteNewEpoch) Run(ctx context.Context, s *session) error {
-	raw, err := s.c.call(ctx, http.MethodPost, "/sites/"+url.PathEscape(c.Name)+"/epoch", struct {
-		Note string `json:"note"`
-	}{c.Note})
+	a, err := s.c.NewEpoch(ctx, c.Name, client.NewEpochJSONBody{Note: &c.Note})
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(x site) {
+	return answer(s, a, func(x *client.Site) {
 		s.out.printf("site %s is in epoch %d: backfill and compare every table\n", x.Name, x.Epoch)
 	})
 }
@@ -95,21 +93,21 @@ func (c *SiteShow) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodGet, sitePath(name), nil)
+	a, err := s.c.GetSite(ctx, name)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, s.showSite)
+	return answer(s, a, s.showSite)
 }
 
-func (s *session) showSite(x site) {
+func (s *session) showSite(x *client.Site) {
 	s.out.printf("site %s\n\n", x.Name)
-	if x.Second {
+	if x.SecondPerson {
 		s.out.printf("whoever asked for a backfill may not approve it\n\n")
 	}
 	t := s.table("SIDE", "AGENT", "SEEN", "DATABASE", "PROBLEM")
 	for _, side := range x.Sides {
-		t.row(side.Name, dash(side.Agent), ago(side.SeenAt), dash(side.Database), side.Problem)
+		t.row(side.Name, dash(plain(side.Agent)), ago(side.SeenAt), dash(plain(side.Database)), plain(side.Problem))
 	}
 	t.flush()
 	s.out.printf("\n")
@@ -138,14 +136,12 @@ type SiteSet struct {
 }
 
 func (c *SiteSet) Run(ctx context.Context, s *session) error {
-	raw, err := s.c.call(ctx, http.MethodPatch, "/sites/"+url.PathEscape(c.Name), struct {
-		Second bool `json:"second_person"`
-	}{c.SecondPerson == "on"})
+	a, err := s.c.ChangeSite(ctx, c.Name, client.ChangeSiteJSONBody{SecondPerson: c.SecondPerson == "on"})
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(x site) {
-		s.out.printf("site %s: whoever asked for a backfill %s approve it\n", x.Name, map[bool]string{true: "may not", false: "may"}[x.Second])
+	return answer(s, a, func(x *client.Site) {
+		s.out.printf("site %s: whoever asked for a backfill %s approve it\n", x.Name, map[bool]string{true: "may not", false: "may"}[x.SecondPerson])
 	})
 }
 
@@ -173,15 +169,11 @@ func (c *SiteAdd) Validate() error {
 }
 
 func (c *SiteAdd) Run(ctx context.Context, s *session) error {
-	raw, err := s.c.call(ctx, http.MethodPost, "/sites", struct {
-		Name  string   `json:"name"`
-		Sides []string `json:"sides"`
-		InOne bool     `json:"one_database,omitempty"`
-	}{c.Name, c.Side, c.InOne})
+	a, err := s.c.CreateSite(ctx, client.CreateSiteJSONBody{Name: c.Name, Sides: c.Side, OneDatabase: given(c.InOne)})
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(x site) {
+	return answer(s, a, func(x *client.Site) {
 		s.out.printf("added site %s with sides %s\n", x.Name, strings.Join(c.Side, " and "))
 	})
 }
@@ -207,14 +199,14 @@ type TableList struct {
 }
 
 func (c *TableList) Run(ctx context.Context, s *session) error {
-	raw, err := s.tables(ctx, c.Site)
+	a, err := s.tables(ctx, c.Site)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(p page[panel]) {
+	return answer(s, a, func(p *client.Page[client.Panel]) {
 		t := s.table("TABLE", "DIRECTION", "SOURCE", "RECEIVER", "COUNTED", "WAITING", "BACKFILL")
 		for _, x := range p.Data {
-			t.row(x.Table, x.From+" → "+x.To, x.rows(x.SourceRows), x.rows(x.ReceiverRows), ago(x.CountedAt), x.Lag.Waiting, x.button())
+			t.row(x.Table, x.From+" → "+x.To, counted(&x, x.SourceRows), counted(&x, x.ReceiverRows), ago(x.CountedAt), x.Lag.Waiting, button(&x))
 		}
 		t.flush()
 		if len(p.Data) == 0 {
@@ -223,15 +215,16 @@ func (c *TableList) Run(ctx context.Context, s *session) error {
 	})
 }
 
-func (s *session) tables(ctx context.Context, given string) (json.RawMessage, error) {
+func (s *session) tables(ctx context.Context, given string) (a client.Answer[client.Page[client.Panel]], err error) {
 	site, err := s.site(ctx, given)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
-	return s.c.call(ctx, http.MethodGet, sitePath(site, "tables"), nil)
+	return s.c.ListTables(ctx, site)
 }
 
-func (x *panel) rows(n *int64) right {
+// counted is a count of rows as it is shown.
+func counted(x *client.Panel, n *int64) right {
 	switch {
 	case n == nil:
 		return "–"
@@ -242,16 +235,18 @@ func (x *panel) rows(n *int64) right {
 }
 
 // button is what stands on the table's button in the web pages.
-func (x *panel) button() string {
+func button(x *client.Panel) string {
 	b := &x.Backfill
 	switch {
-	case b.State != "":
-		return phase(&Backfill{State: b.State, Percent: b.Percent}) + ", request " + id(b.ID)
+	case b.State != nil:
+		return phase(&client.Backfill{State: *b.State, Percent: b.Percent}) + ", request " + id(plain(b.ID))
 	case b.CanRequest:
 		return "may be requested"
 	}
-	for _, c := range backfill.Unmet(b.Conditions) {
-		return "no: " + c.Message
+	for _, c := range b.Conditions {
+		if !c.OK {
+			return "no: " + c.Message
+		}
 	}
 	return "no"
 }
@@ -268,25 +263,21 @@ func (c *TableShow) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	raw, err := s.tables(ctx, c.Site)
+	a, err := s.tables(ctx, c.Site)
 	if err != nil {
 		return err
 	}
-	p, err := decode[page[json.RawMessage]](raw)
-	if err != nil {
+	var raw struct{ Data []json.RawMessage }
+	if err := json.Unmarshal(a.Raw, &raw); err != nil {
 		return err
 	}
 	found := false
-	for _, raw := range p.Data {
-		x, err := decode[panel](raw)
-		if err != nil {
-			return err
-		}
+	for i, x := range a.Value.Data {
 		if x.Table != name.String() {
 			continue
 		}
 		found = true
-		if err := answer(s, raw, s.showPanel); err != nil {
+		if err := answer(s, client.Answer[client.Panel]{Value: x, Raw: raw.Data[i]}, s.showPanel); err != nil {
 			return err
 		}
 	}
@@ -296,10 +287,11 @@ func (c *TableShow) Run(ctx context.Context, s *session) error {
 	return nil
 }
 
-func (s *session) showPanel(x panel) {
+func (s *session) showPanel(x *client.Panel) {
 	s.out.printf("table %s, %s → %s\n", x.Table, x.From, x.To)
 	line := func(name, text string) { s.out.printf("  %s%s\n", fmt.Sprintf("%-13s", name), text) }
-	line("configured", x.describe())
+	line("configured", describe(&client.Table{Table: x.Table, Active: x.Active, Create: x.Create, Update: x.Update, Delete: x.Delete,
+		CapturedFrom: x.CapturedFrom, Conflict: x.Conflict, ApplyOrder: x.ApplyOrder, Mapping: x.Mapping}))
 	line("key", dash(strings.Join(x.Key, ", ")))
 	if m := x.Mapping; m != nil {
 		for _, column := range slices.Sorted(maps.Keys(m.Columns)) {
@@ -309,12 +301,12 @@ func (s *session) showPanel(x panel) {
 			line("", "to be proven, "+name+": "+m.Prove[name].Source+" => "+m.Prove[name].Target)
 		}
 	}
-	line("rows", fmt.Sprintf("%s on %s, %s on %s, counted %s", x.rows(x.SourceRows), x.From, x.rows(x.ReceiverRows), x.To, ago(x.CountedAt)))
+	line("rows", fmt.Sprintf("%s on %s, %s on %s, counted %s", counted(x, x.SourceRows), x.From, counted(x, x.ReceiverRows), x.To, ago(x.CountedAt)))
 	line("waiting", thousands(x.Lag.Waiting)+" changes")
-	if x.Stopped.Reason != "" {
-		line("stopped", ago(x.Stopped.Since)+", too many rows in a row were refused on "+x.To+", the last with: "+x.Stopped.Reason)
+	if x.Stopped != nil {
+		line("stopped", ago(&x.Stopped.Since)+", too many rows in a row were refused on "+x.To+", the last with: "+x.Stopped.Reason)
 	}
-	line("backfill", x.button())
+	line("backfill", button(x))
 	for _, c := range x.Backfill.Conditions {
 		mark := "no   "
 		if c.OK {
@@ -325,7 +317,7 @@ func (s *session) showPanel(x panel) {
 }
 
 // describe says how a table is kept in sync.
-func (t *tableConfig) describe() string {
+func describe(t *client.Table) string {
 	active := "active"
 	if !t.Active {
 		active = "not active"
@@ -340,15 +332,16 @@ func (t *tableConfig) describe() string {
 		}
 	}
 	conflict := ""
-	switch {
-	case t.Conflict == "quarantine":
+	switch winner := plain(t.Conflict); winner {
+	case "":
+	case "quarantine":
 		conflict = ", conflicts are quarantined"
-	case t.Conflict != "":
-		conflict = ", " + t.Conflict + " wins conflicts"
+	default:
+		conflict = ", " + winner + " wins conflicts"
 	}
 	mapped := ""
 	if m := t.Mapping; m != nil {
-		mapped = fmt.Sprintf(", %s → %s by mapping %d", m.SourceOf(t.Table), m.TargetOf(t.Table), m.Version)
+		mapped = fmt.Sprintf(", %s → %s by mapping %d", cmp.Or(plain(m.Source), t.Table), cmp.Or(plain(m.Target), t.Table), m.Version)
 	}
 	return fmt.Sprintf("%s, sends %s from %s%s, apply order %d%s", active, orNone(ops), orNone(t.CapturedFrom), conflict, t.ApplyOrder, mapped)
 }
@@ -380,28 +373,23 @@ func (c *TableSet) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodPut, sitePath(site, "tables", c.Table), struct {
-		Active       *bool    `json:"active,omitempty"`
-		Create       *bool    `json:"create,omitempty"`
-		Update       *bool    `json:"update,omitempty"`
-		Delete       *bool    `json:"delete,omitempty"`
-		CapturedFrom []string `json:"captured_from,omitempty"`
-		Conflict     *string  `json:"conflict,omitempty"`
-		ApplyOrder   *int     `json:"apply_order,omitempty"`
-		Excluded     []string `json:"excluded,omitzero"`
-	}{c.Active, c.Create, c.Update, c.Delete, c.From, c.Conflict, c.ApplyOrder, excluded(c.Exclude)})
+	a, err := s.c.PutTable(ctx, site, c.Table, client.PutTableJSONBody{Active: c.Active, Create: c.Create, Update: c.Update, Delete: c.Delete,
+		CapturedFrom: c.From, Conflict: c.Conflict, ApplyOrder: c.ApplyOrder, Excluded: excluded(c.Exclude)})
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(t tableConfig) { s.out.printf("table %s: %s\n", t.Table, t.describe()) })
+	return answer(s, a, s.showTable)
 }
 
+func (s *session) showTable(t *client.Table) { s.out.printf("table %s: %s\n", t.Table, describe(t)) }
+
 // excluded is nil when nothing was said, and empty for none.
-func excluded(given []string) []string {
+func excluded(given []string) *[]string {
 	if given == nil {
 		return nil
 	}
-	return slices.DeleteFunc(given, func(name string) bool { return name == "" })
+	given = slices.DeleteFunc(given, func(name string) bool { return name == "" })
+	return &given
 }
 
 // TableRemove takes a table out of a site.
@@ -421,11 +409,11 @@ func (c *TableRemove) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodDelete, sitePath(site, "tables", c.Table), nil)
+	a, err := s.c.RemoveTable(ctx, site, c.Table)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(t tableConfig) {
+	return answer(s, a, func(t *client.Table) {
 		s.out.printf("removed table %s from site %s: run backfill setup for each side, to drop its triggers\n", t.Table, site)
 	})
 }
@@ -446,15 +434,6 @@ type Changes struct {
 	Key   []string `sep:"none" placeholder:"V" help:"Of the row with this key only: its values in key order, one flag each, or a JSON array of them."`
 }
 
-func (c *Changes) query() (url.Values, error) {
-	q := filters("table", c.Table, "from", c.From)
-	values, err := keyValues(c.Key)
-	if values != nil {
-		q["key"] = values
-	}
-	return q, err
-}
-
 // QueueList lists the queue.
 type QueueList struct {
 	FilteredRemote
@@ -467,16 +446,17 @@ func (c *QueueList) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	query, err := c.query()
+	key, err := keyValues(c.Key)
 	if err != nil {
 		return err
 	}
-	if c.State != "" {
-		query.Set("state", strings.ToLower(c.State))
-	}
+	params := client.ListQueueParams{Table: given(c.Table), From: given(c.From), Key: key, State: given(client.ListQueueParamsState(strings.ToLower(c.State)))}
 	t := s.table("SEQ", "TABLE", "FROM", "OP", "KEY", "STATE", "QUEUED", "REASON")
-	_, err = list(ctx, s, c.Paging, sitePath(site, "queue"), query, t, func(x change) {
-		t.row(right(id(x.Seq)), x.Table, x.From, x.Op, x.Key.String(), x.State, ago(x.CreatedAt), x.Reason)
+	_, err = list(s, c.Paging, t, func(x *client.Change) {
+		t.row(right(id(x.Seq)), x.Table, x.From, string(x.Op), keyLine(x.Key), string(x.State), ago(&x.CreatedAt), x.Reason)
+	}, func(cursor *client.Cursor, n *client.Limit) (client.Answer[client.Page[client.Change]], error) {
+		params.Cursor, params.Limit = cursor, n
+		return s.c.ListQueue(ctx, site, &params)
 	})
 	return err
 }
@@ -488,30 +468,30 @@ type Wish struct {
 	Seq int64 `arg:"" help:"The change's number, as backfill queue shows it."`
 }
 
-func (c *Wish) run(ctx context.Context, s *session, verb, done string) error {
+func (c *Wish) run(ctx context.Context, s *session, wish func(context.Context, string, int64) (client.Answer[client.Wish], error), done string) error {
 	site, err := s.site(ctx, c.Site)
 	if err != nil {
 		return err
 	}
-	raw, err := s.c.call(ctx, http.MethodPost, sitePath(site, "queue", id(c.Seq), verb), nil)
+	a, err := wish(ctx, site, c.Seq)
 	if err != nil {
 		return err
 	}
-	return answer(s, raw, func(struct{}) { s.out.printf("change %s of site %s %s\n", id(c.Seq), site, done) })
+	return answer(s, a, func(*client.Wish) { s.out.printf("change %s of site %s %s\n", id(c.Seq), site, done) })
 }
 
 // QueueRetry has a change tried again.
 type QueueRetry struct{ Wish }
 
 func (c *QueueRetry) Run(ctx context.Context, s *session) error {
-	return c.run(ctx, s, "retry", "will be tried again on the receiving agent's next cycle")
+	return c.run(ctx, s, s.c.RetryChange, "will be tried again on the receiving agent's next cycle")
 }
 
 // QueueSkip has a change given up.
 type QueueSkip struct{ Wish }
 
 func (c *QueueSkip) Run(ctx context.Context, s *session) error {
-	return c.run(ctx, s, "skip", "will be skipped on the receiving agent's next cycle")
+	return c.run(ctx, s, s.c.SkipChange, "will be skipped on the receiving agent's next cycle")
 }
 
 // History lists what was applied.
@@ -526,20 +506,24 @@ func (c *History) Run(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
-	query, err := c.query()
+	key, err := keyValues(c.Key)
 	if err != nil {
 		return err
 	}
+	params := client.ListHistoryParams{Table: given(c.Table), From: given(c.From), Key: key}
 	if c.Lost {
-		query.Set("state", "lost")
+		params.State = new(client.ListHistoryParamsStateLost)
 	}
 	t := s.table("SEQ", "TABLE", "FROM", "OP", "KEY", "REQUEST", "STATE", "APPLIED", "REASON")
-	_, err = list(ctx, s, c.Paging, sitePath(site, "history"), query, t, func(x change) {
+	_, err = list(s, c.Paging, t, func(x *client.Change) {
 		request := right("–")
-		if x.Request != 0 {
-			request = right(id(x.Request))
+		if x.Request != nil {
+			request = right(id(*x.Request))
 		}
-		t.row(right(id(x.Seq)), x.Table, x.From, x.Op, x.Key.String(), request, x.State, ago(x.AppliedAt), x.Reason)
+		t.row(right(id(x.Seq)), x.Table, x.From, string(x.Op), keyLine(x.Key), request, string(x.State), ago(x.AppliedAt), x.Reason)
+	}, func(cursor *client.Cursor, n *client.Limit) (client.Answer[client.Page[client.Change]], error) {
+		params.Cursor, params.Limit = cursor, n
+		return s.c.ListHistory(ctx, site, &params)
 	})
 	return err
 }
@@ -553,12 +537,12 @@ type Audit struct {
 
 func (c *Audit) Run(ctx context.Context, s *session) error {
 	t := s.table("WHEN", "ACCOUNT", "FROM", "ACTION", "SITE", "SUBJECT", "DETAIL")
-	_, err := list(ctx, s, c.Paging, "/audit", filters("site", c.Site), t, func(x auditEntry) {
-		when := "–"
-		if x.At != nil {
-			when = x.At.Local().Format(time.DateTime)
-		}
-		t.row(when, x.Account, dash(strings.TrimSpace(x.Via+" "+x.Address)), x.Action, dash(x.Site), x.Subject, detail(x.Detail))
+	params := client.ListAuditParams{Site: given(c.Site)}
+	_, err := list(s, c.Paging, t, func(x *client.AuditEntry) {
+		t.row(x.At.Local().Format(time.DateTime), x.Account, dash(strings.TrimSpace(x.Via+" "+x.Address)), x.Action, dash(plain(x.Site)), x.Subject, detail(x.Detail))
+	}, func(cursor *client.Cursor, n *client.Limit) (client.Answer[client.Page[client.AuditEntry]], error) {
+		params.Cursor, params.Limit = cursor, n
+		return s.c.ListAudit(ctx, &params)
 	})
 	return err
 }

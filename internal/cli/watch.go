@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"backfill/api/client"
 	"backfill/internal/backfill"
 )
 
@@ -16,13 +17,13 @@ import (
 type Watch struct {
 	Remote
 	ID    int64  `arg:"" help:"The request's number."`
-	Until string `placeholder:"STATE" help:"When to stop: review (the default), when its rows wait to be read or it is closed, or closed."`
+	Until string `placeholder:"STATE" help:"When to stop: review (the default), when its rows wait to be read or it is closed; judged, when it is known besides what each would do; or closed."`
 }
 
 // Validate is kong's hook for what a flag's type cannot say.
 func (c *Watch) Validate() error {
-	if c.Until != "" && c.Until != untilReview && c.Until != untilClosed {
-		return fmt.Errorf("--until %s: use review or closed", c.Until)
+	if c.Until != "" && c.Until != untilReview && c.Until != untilJudged && c.Until != untilClosed {
+		return fmt.Errorf("--until %s: use review, judged or closed", c.Until)
 	}
 	return nil
 }
@@ -30,6 +31,7 @@ func (c *Watch) Validate() error {
 // What watch waits for.
 const (
 	untilReview = "review"
+	untilJudged = "judged"
 	untilClosed = "closed"
 )
 
@@ -39,16 +41,16 @@ func (c *Watch) Run(ctx context.Context, s *session) error {
 
 // view shows how a request goes on.
 type view interface {
-	show(b *Backfill, trouble string) // after a change, b nil before the first answer
-	tick()                            // now and then
-	end()                             // once
+	show(a *client.Answer[client.Backfill], trouble string) // after a change, a nil before the first answer
+	tick()                                                  // now and then
+	end()                                                   // once
 }
 
 // watch follows a request until it awaits review or is closed. It fails if the
 // request ended in any other way than it was meant to.
 func (s *session) watch(ctx context.Context, n int64, until string) error {
 	type news struct {
-		b   *Backfill
+		a   client.Answer[client.Backfill]
 		err error
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -56,9 +58,9 @@ func (s *session) watch(ctx context.Context, n int64, until string) error {
 	updates := make(chan news)
 	go func() {
 		defer close(updates)
-		for b, err := range s.c.Watch(ctx, n) {
+		for a, err := range s.c.Watch(ctx, n) {
 			select {
-			case updates <- news{b, err}:
+			case updates <- news{a, err}:
 			case <-ctx.Done():
 				return
 			}
@@ -68,7 +70,7 @@ func (s *session) watch(ctx context.Context, n int64, until string) error {
 	defer v.end()
 	redraw := time.NewTicker(time.Second)
 	defer redraw.Stop()
-	var b *Backfill
+	var last *client.Answer[client.Backfill]
 	for {
 		select {
 		case <-redraw.C:
@@ -79,15 +81,15 @@ func (s *session) watch(ctx context.Context, n int64, until string) error {
 				v.end()
 				s.note.printf("request %s goes on, unwatched\n", id(n))
 				return ctx.Err()
-			case lasting(u.err):
+			case client.Lasting(u.err):
 				return u.err
 			case u.err != nil:
-				v.show(b, "the API is away, trying again")
+				v.show(last, "the API is away, trying again")
 				continue
 			}
-			b = u.b
-			v.show(b, "")
-			if !b.State.Open() || until == untilReview && b.State == backfill.AwaitingReview {
+			last = &u.a
+			v.show(last, "")
+			if b := &last.Value; !open(b.State) || b.State == client.StateAwaitingReview && (until == untilReview || until == untilJudged && b.Effects["unknown"] == 0) {
 				v.end()
 				return s.outcome(b)
 			}
@@ -96,18 +98,18 @@ func (s *session) watch(ctx context.Context, n int64, until string) error {
 }
 
 // outcome says what to do next, or what went wrong.
-func (s *session) outcome(b *Backfill) error {
+func (s *session) outcome(b *client.Backfill) error {
 	switch b.State {
-	case backfill.AwaitingReview:
+	case client.StateAwaitingReview:
 		s.note.printf("read the rows with: backfill rows %s\ndecide with: backfill approve %s, or backfill reject %s --note WHY\n", id(b.ID), id(b.ID), id(b.ID))
-		if b.Links.Review != "" {
-			s.note.printf("or on %s\n", b.Links.Review)
+		if b.Links["review"] != "" {
+			s.note.printf("or on %s\n", b.Links["review"])
 		}
-	case backfill.Finished:
+	case client.StateFinished:
 		if n := b.SupersededUndelivered; n > 0 {
 			s.note.printf("%s to backfill again: what overtook them was never delivered\n", rows(n, "superseded "))
 		}
-	case backfill.Rejected, backfill.Cancelled, backfill.Failed:
+	case client.StateRejected, client.StateCancelled, client.StateFailed:
 		why := b.Reason
 		if why == "" {
 			why = b.ReviewNote
@@ -136,10 +138,10 @@ type jsonView struct {
 	last []byte
 }
 
-func (v *jsonView) show(b *Backfill, _ string) {
-	if b != nil && !bytes.Equal(b.raw, v.last) {
-		v.last = b.raw
-		fmt.Fprintf(v.w, "%s\n", b.raw)
+func (v *jsonView) show(a *client.Answer[client.Backfill], _ string) {
+	if a != nil && !bytes.Equal(a.Raw, v.last) {
+		v.last = a.Raw
+		fmt.Fprintf(v.w, "%s\n", a.Raw)
 	}
 }
 
@@ -159,9 +161,10 @@ type lineView struct {
 // linesEvery bounds how often mere progress makes a line.
 const linesEvery = 5 * time.Second
 
-func (v *lineView) show(b *Backfill, trouble string) {
+func (v *lineView) show(a *client.Answer[client.Backfill], trouble string) {
 	notable, text := trouble, trouble
-	if b != nil {
+	if a != nil {
+		b := &a.Value
 		notable = strings.Join([]string{string(b.State), b.Waiting, trouble}, "\n")
 		text = strings.Join(progress(b, trouble, v.now()), "  ")
 	}
@@ -176,15 +179,15 @@ func (v *lineView) tick() {}
 func (v *lineView) end()  {}
 
 // progress is how a request stands, part by part, the most important first.
-func progress(b *Backfill, trouble string, now time.Time) []string {
+func progress(b *client.Backfill, trouble string, now time.Time) []string {
 	parts := []string{phase(b)}
 	switch b.State {
-	case backfill.Pending:
-	case backfill.InProgress:
+	case client.StatePending:
+	case client.StateInProgress:
 		if b.Expected > 0 {
 			parts = append(parts, thousands(b.Staged)+" of "+rows(b.Expected, ""))
 		}
-	case backfill.AwaitingReview:
+	case client.StateAwaitingReview:
 		parts = append(parts, rows(b.Staged, "")+" to read")
 	default:
 		parts = append(parts, thousands(b.Released)+" of "+rows(b.Staged, "")+" released")
@@ -213,8 +216,8 @@ func progress(b *Backfill, trouble string, now time.Time) []string {
 }
 
 // moving reports whether rows are being walked or released.
-func moving(b *Backfill) bool {
-	return b.State == backfill.InProgress || b.State == backfill.Releasing
+func moving(b *client.Backfill) bool {
+	return b.State == client.StateInProgress || b.State == client.StateReleasing
 }
 
 // barView draws one line in place for each phase of a request, with a bar as wide
@@ -222,12 +225,16 @@ func moving(b *Backfill) bool {
 type barView struct {
 	w       io.Writer
 	width   func() int
-	b       *Backfill
+	b       *client.Backfill
 	trouble string
 	drawn   bool // a line is begun
 }
 
-func (v *barView) show(b *Backfill, trouble string) {
+func (v *barView) show(a *client.Answer[client.Backfill], trouble string) {
+	var b *client.Backfill
+	if a != nil {
+		b = &a.Value
+	}
 	if v.b != nil && b != nil && v.b.State != b.State {
 		v.end() // the line of the phase that is over stays
 	}
@@ -263,7 +270,7 @@ const (
 )
 
 // bar is a request on one line of at most width columns.
-func bar(b *Backfill, trouble string, width int, now time.Time) string {
+func bar(b *client.Backfill, trouble string, width int, now time.Time) string {
 	parts := progress(b, trouble, now)
 	for i := range parts {
 		parts[i] = safe(parts[i])
@@ -276,3 +283,5 @@ func bar(b *Backfill, trouble string, width int, now time.Time) string {
 	}
 	return clip(line, width)
 }
+
+func open(s client.State) bool { return backfill.State(s).Open() }

@@ -17,11 +17,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"backfill/internal/backfill"
+	"backfill/api/client"
 )
 
 func TestMain(m *testing.M) {
-	pollEvery, firstPause, longestWait, silence = 5*time.Millisecond, 5*time.Millisecond, 20*time.Millisecond, 300*time.Millisecond
+	client.Pace.Poll, client.Pace.Pause, client.Pace.LongestPause, client.Pace.Silence = 5*time.Millisecond, 5*time.Millisecond, 20*time.Millisecond, 300*time.Millisecond
 	os.Exit(m.Run())
 }
 
@@ -51,6 +51,7 @@ func TestWatch(t *testing.T) {
 	noEnvironment(t)
 	rejected := strings.Replace(in("REJECTED"), `"requested_by"`, `"review_note":"wrong\nrows","requested_by"`, 1)
 	failed := strings.Replace(in("FAILED"), `"requested_by"`, `"reason":"column gone","requested_by"`, 1)
+	unjudged := strings.Replace(waiting, `"insert":599000,"overwrite":1000,"identical":0,"unknown":0`, `"insert":500000,"overwrite":0,"identical":0,"unknown":100000`, 1)
 	for _, c := range []struct {
 		name   string
 		args   string
@@ -78,6 +79,9 @@ func TestWatch(t *testing.T) {
 	}, {
 		name: "until review when that is past", args: "watch 7 --until review",
 		routes: map[string]any{"GET /backfills/7/events": events(true, waiting)}, out: []string{"AWAITING_REVIEW"},
+	}, {
+		name: "until it is known what each would do", args: "watch 7 --until judged --json",
+		routes: map[string]any{"GET /backfills/7/events": events(true, walking(1), unjudged, waiting)}, out: []string{walking(1), unjudged, waiting},
 	}, {
 		name: "until closed", args: "watch 7 --until closed", status: Failed,
 		routes: map[string]any{"GET /backfills/7/events": events(true, walking(1), waiting, rejected)},
@@ -112,7 +116,7 @@ func TestWatch(t *testing.T) {
 	}, {
 		name: "a wrong token", args: "watch 7 --token wrong", status: Failed, errs: []string{"the token is wrong or revoked"},
 	}, {
-		name: "an end that is none", args: "watch 7 --until soon", status: Misused, errs: []string{"use review or closed"},
+		name: "an end that is none", args: "watch 7 --until soon", status: Misused, errs: []string{"use review, judged or closed"},
 	}, {
 		name: "right after requesting", args: "request --site shop --table t.t --from a --watch",
 		routes: map[string]any{"POST /sites/shop/backfills": in("PENDING"), "GET /backfills/7/events": events(true, in("PENDING"), waiting)},
@@ -228,11 +232,13 @@ func TestWatchInterrupted(t *testing.T) {
 	require.Equal(t, "request 7 goes on, unwatched\nbackfill: interrupted\n", errs.String())
 }
 
-func backfillOf(t *testing.T, text string) *Backfill {
-	b, err := decode[*Backfill](json.RawMessage(text))
-	require.NoError(t, err)
-	return b
+func answerOf(t *testing.T, text string) *client.Answer[client.Backfill] {
+	a := &client.Answer[client.Backfill]{Raw: json.RawMessage(text)}
+	require.NoError(t, json.Unmarshal(a.Raw, &a.Value))
+	return a
 }
+
+func backfillOf(t *testing.T, text string) *client.Backfill { return &answerOf(t, text).Value }
 
 func TestBar(t *testing.T) {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -245,7 +251,7 @@ func TestBar(t *testing.T) {
 	paused.Paused, paused.Waiting = true, "paused by ann"
 	for _, c := range []struct {
 		width   int
-		b       *Backfill
+		b       *client.Backfill
 		trouble string
 		want    string
 	}{
@@ -271,10 +277,10 @@ func TestBarIsRedrawnInPlace(t *testing.T) {
 	v := &barView{w: &out, width: func() int { return 40 }}
 	v.tick() // nothing is known yet
 	v.show(nil, "the API is away, trying again")
-	v.show(backfillOf(t, walking(10_000)), "")
+	v.show(answerOf(t, walking(10_000)), "")
 	v.tick()
-	v.show(backfillOf(t, walking(20_000)), "")
-	v.show(backfillOf(t, waiting), "")
+	v.show(answerOf(t, walking(20_000)), "")
+	v.show(answerOf(t, waiting), "")
 	v.end()
 	v.end()
 	require.Equal(t, "\r"+"the API is away, trying again\x1b[K"+
@@ -290,12 +296,12 @@ func TestLines(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	v := &lineView{out: printer{&out}, now: func() time.Time { return now }}
 	for i := range int64(12) {
-		v.show(backfillOf(t, walking(10_000*(i+1))), "")
+		v.show(answerOf(t, walking(10_000*(i+1))), "")
 		now = now.Add(time.Second)
 	}
 	require.Equal(t, 3, strings.Count(out.String(), "\n"), out.String())
-	b := backfillOf(t, walking(130_000))
-	b.Waiting = "replica lag"
+	b := answerOf(t, walking(130_000))
+	b.Value.Waiting = "replica lag"
 	v.show(b, "")
 	v.show(b, "")
 	require.Equal(t, 4, strings.Count(out.String(), "\n"))
@@ -303,23 +309,8 @@ func TestLines(t *testing.T) {
 	require.Contains(t, out.String(), "waiting: replica lag\n")
 }
 
-func TestReadEvents(t *testing.T) {
-	const text = ": hello\n\nid: 1\nevent: backfill\ndata: a\ndata:  b\n\ndata\n\nretry: 10\n\nid: 2\r\ndata: c\r\n\r\ndata: unfinished"
-	var got []event
-	lines := 0
-	require.NoError(t, readEvents(strings.NewReader(text), func() { lines++ }, func(e event) bool {
-		got = append(got, e)
-		return true
-	}))
-	require.Equal(t, []event{{"1", "backfill", "a\n b"}, {"1", "", ""}, {"2", "", "c"}}, got)
-	require.Equal(t, 15, lines)
-
-	require.NoError(t, readEvents(strings.NewReader(text), func() {}, func(event) bool { return false }))
-	require.Error(t, readEvents(strings.NewReader(strings.Repeat("x", maxEvent+1)), func() {}, func(event) bool { return true }))
-}
-
 func TestPhaseOfPaused(t *testing.T) {
-	require.Equal(t, "RELEASING 3 %, paused", phase(&Backfill{State: backfill.Releasing, Percent: 3, Paused: true}))
+	require.Equal(t, "RELEASING 3 %, paused", phase(&client.Backfill{State: client.StateReleasing, Percent: 3, Paused: true}))
 }
 
 // inTurn answers with one text after the other, and then with the last again; a

@@ -80,6 +80,9 @@ func checkPassword(name, password string) error {
 // CreateUser records a person with rights and a password; without one, "", they are
 // only known by what a proxy says.
 func (s *Store) CreateUser(ctx context.Context, by, name string, rights Rights, password string) error {
+	if err := rights.given(); err != nil {
+		return err
+	}
 	return s.in(ctx, func(tx pgx.Tx) error { return createUser(ctx, tx, by, name, rights, password) })
 }
 
@@ -149,6 +152,9 @@ func (s *Store) SetUser(ctx context.Context, by, name string, rights *Rights, pa
 		}
 		after := before
 		if rights != nil {
+			if err := rights.given(); err != nil {
+				return err
+			}
 			if err := rights.check(ctx, tx); err != nil {
 				return err
 			}

@@ -28,6 +28,12 @@ type Backlog struct {
 	Waited time.Duration // for how long at least that has waited
 }
 
+// skipBusy ends a SELECT of rows s of table_side that are to be written, and leaves out
+// those that somebody writes just now. What an agent reports of all its tables comes
+// again within the minute; waiting for one while holding another would be a deadlock
+// with a push or a report that goes through them in another order.
+const skipBusy = ` FOR NO KEY UPDATE OF s SKIP LOCKED`
+
 // ReportOutbox records what waits in the outbox of a side.
 func (s *Store) ReportOutbox(ctx context.Context, site, side string, all []Backlog) error {
 	tables, rows, firsts, waited := []string{}, []int64{}, []int64{}, []float64{}
@@ -38,12 +44,18 @@ func (s *Store) ReportOutbox(ctx context.Context, site, side string, all []Backl
 		// An agent that has just been started does not know for how long a record it meets
 		// has waited; one that was reported before is known by its number.
 		tag, err := tx.Exec(ctx, `
+			WITH now AS MATERIALIZED (
+			    SELECT t.id AS table_id, coalesce(b.rows, 0) AS rows, b.first, b.waited
+			      FROM backfill_control.table_config t
+			      LEFT JOIN unnest($3::text[], $4::bigint[], $5::bigint[], $6::float8[]) b (tbl, rows, first, waited) ON b.tbl = coalesce(t.mapping ->> 'source', t.name)
+			     WHERE t.site = $1),
+			free AS MATERIALIZED (
+			    SELECT s.table_id FROM backfill_control.table_side s JOIN now USING (table_id)
+			     WHERE s.side = $2 AND (s.outbox, s.outbox_first) IS DISTINCT FROM (now.rows, now.first)`+skipBusy+`)
 			UPDATE backfill_control.table_side s
-			   SET outbox = coalesce(b.rows, 0), outbox_first = b.first,
-			       outbox_oldest = least(clock_timestamp() - b.waited * interval '1 s', CASE WHEN s.outbox_first = b.first THEN s.outbox_oldest END)
-			  FROM backfill_control.table_config t
-			  LEFT JOIN unnest($3::text[], $4::bigint[], $5::bigint[], $6::float8[]) b (tbl, rows, first, waited) ON b.tbl = coalesce(t.mapping ->> 'source', t.name)
-			 WHERE t.site = $1 AND s.table_id = t.id AND s.side = $2 AND (s.outbox, s.outbox_first) IS DISTINCT FROM (coalesce(b.rows, 0), b.first)`,
+			   SET outbox = now.rows, outbox_first = now.first,
+			       outbox_oldest = least(clock_timestamp() - now.waited * interval '1 s', CASE WHEN s.outbox_first = now.first THEN s.outbox_oldest END)
+			  FROM now JOIN free USING (table_id) WHERE s.table_id = now.table_id AND s.side = $2`,
 			site, side, tables, rows, firsts, waited)
 		if err != nil {
 			return err

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,4 +64,13 @@ func (s *Store) Audit(ctx context.Context, f AuditFilter) ([]AuditEntry, error) 
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[AuditEntry])
+}
+
+// LastRecord is when the newest entry was made, zero when there is none.
+func (s *Store) LastRecord(ctx context.Context) (at time.Time, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT max(at) FROM backfill_control.audit HAVING max(at) IS NOT NULL`).Scan(&at)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return at, nil
+	}
+	return at, err
 }

@@ -62,7 +62,8 @@ func (s *Store) ClassifyFrom(ctx context.Context, id int64) (after, staged int64
 func (s *Store) StoreEffects(ctx context.Context, id, revision, after, to, at int64, layout int64, r io.Reader) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
 		// Copied aside first, so that the request is not locked meanwhile.
-		if _, err := tx.Exec(ctx, `CREATE TEMP TABLE judged (LIKE backfill_control.effect) ON COMMIT DROP`); err != nil {
+		if _, err := tx.Exec(ctx, `
+			CREATE TEMP TABLE judged ON COMMIT DROP AS SELECT request_id, n, effect, receiver, result, problem FROM backfill_control.effect WHERE false`); err != nil {
 			return err
 		}
 		if _, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.judged (request_id, n, effect, receiver, result, problem) FROM STDIN (FORMAT binary)`); err != nil {
@@ -79,7 +80,7 @@ func (s *Store) StoreEffects(ctx context.Context, id, revision, after, to, at in
 			return err
 		}
 		if !uniform {
-			if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.effect SELECT * FROM pg_temp.judged`); err != nil {
+			if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.effect (request_id, n, effect, receiver, result, problem) SELECT request_id, n, effect, receiver, result, problem FROM pg_temp.judged`); err != nil {
 				return err
 			}
 		}

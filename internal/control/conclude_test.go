@@ -21,7 +21,7 @@ func TestManyDifferencesAreConcludedQuickly(t *testing.T) {
 	r, err := p.Store.CreateReconciliation(t.Context(), control.NewReconciliation{Direction: p.Out.ID, TableID: table, Mode: backfill.RunFull, By: "test"})
 	require.NoError(t, err)
 	testkit.Exec(t, p.C, `UPDATE backfill_control.reconciliation SET state = 'RUNNING', cut = true, leaves = 1, started_at = now() WHERE id = $1`, r.ID)
-	testkit.Exec(t, p.C, `INSERT INTO backfill_control.run_leaf (run_id, n, state, source_count, source_sums, receiver_count, receiver_sums) VALUES ($1, 1, 'different', 60000, '{1,1}', 0, '{0,0}')`, r.ID)
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.run_leaf (run_id, n, state, source_count, source_digest, receiver_count, receiver_digest) VALUES ($1, 1, 'different', 60000, '11', 0, '00')`, r.ID)
 	testkit.Exec(t, p.C, `INSERT INTO backfill_control.entry (direction, table_id, snap, op, dropped, key) SELECT $1, $2, '9:9:', 'c', n % 2 = 0, ARRAY[n::text] FROM generate_series(1, 20000) n`, p.Out.ID, table)
 	testkit.Exec(t, p.C, `INSERT INTO backfill_control.difference (run_id, leaf, kind, settled, key) SELECT $1, 1, 'missing', true, ARRAY[n::text] FROM generate_series(1, 60000) n`, r.ID)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -47,10 +47,10 @@ func TestGuarantee10_ARunIsConcludedAtItsEnd(t *testing.T) {
 		require.NoError(t, err)
 		return r
 	}
-	testkit.Exec(t, p.C, `INSERT INTO backfill_control.run_leaf (run_id, n, state, source_count, source_sums, receiver_count, receiver_sums) SELECT id, 1, 'equal', 5, '{1,1}', 5, '{1,1}' FROM backfill_control.reconciliation`)
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.run_leaf (run_id, n, state, source_count, source_digest, receiver_count, receiver_digest) SELECT id, 1, 'equal', 5, '11', 5, '11' FROM backfill_control.reconciliation`)
 	require.True(t, conclude(`UPDATE backfill_control.reconciliation SET state = 'RUNNING', started_at = now(), leaves = 1`).State.Open(), "more leaves are to come")
 	require.True(t, conclude(`UPDATE backfill_control.reconciliation SET cut = true, leaves = 2; INSERT INTO backfill_control.run_leaf (run_id, n, state) SELECT id, 2, 'cut' FROM backfill_control.reconciliation`).State.Open(), "one is not judged")
-	done := conclude(`UPDATE backfill_control.run_leaf SET state = 'equal', source_count = 0, source_sums = '{0,0}' WHERE n = 2`)
+	done := conclude(`UPDATE backfill_control.run_leaf SET state = 'equal', source_count = 0, source_digest = '00' WHERE n = 2`)
 	require.Equal(t, "EQUAL", done.Verdict)
 	require.True(t, done.Clean())
 }

@@ -77,14 +77,24 @@ func (s *Store) SampledTables(ctx context.Context, direction int32) ([]Sampled, 
 		 WHERE p.direction = $1 AND p.sample > 0 ORDER BY t.id`, direction)
 }
 
-// ReportSequences stores the sequences behind a table's columns as a side's agent has
-// just seen them.
-func (s *Store) ReportSequences(ctx context.Context, table int32, side string, all []backfill.Sequence) error {
-	text, err := json.Marshal(all)
-	if err != nil {
-		return err
+// ReportSequences stores the sequences behind the columns of tables, by their ids, as a
+// side's agent has just seen them. That they are as before is stored once a minute.
+func (s *Store) ReportSequences(ctx context.Context, side string, seen map[int32][]backfill.Sequence) error {
+	ids, texts := []int32{}, []string{}
+	for id, all := range seen {
+		text, err := json.Marshal(all)
+		if err != nil {
+			return err
+		}
+		ids, texts = append(ids, id), append(texts, string(text))
 	}
-	_, err = s.pool.Exec(ctx, `UPDATE backfill_control.table_side SET sequences = $3::text::jsonb, sequences_at = clock_timestamp() WHERE table_id = $1 AND side = $2`, table, side, string(text))
+	_, err := s.pool.Exec(ctx, `
+		WITH r AS MATERIALIZED (SELECT id AS table_id, seen::jsonb AS seen FROM unnest($2::int[], $3::text[]) r (id, seen)),
+		free AS MATERIALIZED (
+		    SELECT s.table_id FROM backfill_control.table_side s JOIN r USING (table_id)
+		     WHERE s.side = $1 AND (s.sequences IS DISTINCT FROM r.seen OR s.sequences_at IS NULL OR s.sequences_at < clock_timestamp() - interval '1 min')`+skipBusy+`)
+		UPDATE backfill_control.table_side s SET sequences = r.seen, sequences_at = clock_timestamp()
+		  FROM r JOIN free USING (table_id) WHERE s.table_id = r.table_id AND s.side = $1`, side, ids, texts)
 	return err
 }
 

@@ -127,32 +127,60 @@ func (s *Store) Halt(ctx context.Context, site, side, why string) error {
 // says where it stands. Refused too is a side whose database makes a table's changes
 // go round for ever.
 func (s *Store) Identify(ctx context.Context, site, side, system, timeline string, database uint32) error {
-	var wasSystem, wasTimeline string
-	var wasDatabase uint32
-	var source bool
-	if err := s.pool.QueryRow(ctx, `
+	m, err := s.met(ctx, site, side)
+	if err != nil {
+		return err
+	}
+	same := m.system == system && m.timeline == timeline
+	if same && m.database == database {
+		return nil
+	}
+	if err := m.elsewhere(site, side, system, timeline); err != nil {
+		return err
+	}
+	moved, err := s.move(ctx, site, side, [2]string{m.system, m.timeline}, [2]string{system, timeline}, database)
+	if err != nil || moved {
+		return err
+	}
+	return s.Identify(ctx, site, side, system, timeline, database)
+}
+
+// Elsewhere is Identify that remembers nothing.
+func (s *Store) Elsewhere(ctx context.Context, site, side, system, timeline string) error {
+	m, err := s.met(ctx, site, side)
+	if err != nil {
+		return err
+	}
+	return m.elsewhere(site, side, system, timeline)
+}
+
+// met is the cluster a side was met on, "" where it was not, and whether changes are
+// captured there.
+type met struct {
+	system, timeline string
+	database         uint32
+	source           bool
+}
+
+func (s *Store) met(ctx context.Context, site, side string) (m met, err error) {
+	err = s.pool.QueryRow(ctx, `
 		SELECT coalesce(system_identifier, ''), coalesce(timeline, ''), coalesce(database_oid, 0),
 		       EXISTS (SELECT FROM backfill_control.table_config t WHERE t.site = $1 AND t.removed_at IS NULL AND $2 = ANY (t.captured_from))
-		  FROM backfill_control.side WHERE site = $1 AND name = $2`, site, side).Scan(&wasSystem, &wasTimeline, &wasDatabase, &source); err != nil {
-		return one(err, "side %q of a site %q", side, site)
-	}
-	same := wasSystem == system && wasTimeline == timeline
+		  FROM backfill_control.side WHERE site = $1 AND name = $2`, site, side).Scan(&m.system, &m.timeline, &m.database, &m.source)
+	return m, one(err, "side %q of a site %q", side, site)
+}
+
+func (m met) elsewhere(site, side, system, timeline string) error {
 	switch {
-	case same && wasDatabase == database:
+	case m.system == "" || !m.source || m.system == system && m.timeline == timeline:
 		return nil
-	case same || wasSystem == "" || !source:
-		moved, err := s.move(ctx, site, side, [2]string{wasSystem, wasTimeline}, [2]string{system, timeline}, database)
-		if err != nil || moved {
-			return err
-		}
-		return s.Identify(ctx, site, side, system, timeline, database)
-	case wasSystem == system:
+	case m.system == system:
 		return backfill.Errorf(backfill.Refused,
-			"%s is on timeline %s, it was on %s: it was failed over or restored, and what was committed last before that may be lost; %s", side, timeline, wasTimeline, backfill.NewEpoch(site))
+			"%s is on timeline %s, it was on %s: it was failed over or restored, and what was committed last before that may be lost; %s", side, timeline, m.timeline, backfill.NewEpoch(site))
 	}
 	return backfill.Errorf(backfill.Refused,
 		"%s is another cluster than before (system %s, it was %s): it was restored into a new one, or the agent's connection string leads elsewhere, which is to be corrected; %s",
-		side, system, wasSystem, backfill.NewEpoch(site))
+		side, system, m.system, backfill.NewEpoch(site))
 }
 
 // move remembers the cluster, timeline and database of a side, unless somebody was faster.

@@ -15,6 +15,30 @@ func (s *Store) PutLayout(ctx context.Context, l *row.Layout) (id int64, err err
 	return putLayout(ctx, s.pool, l)
 }
 
+// PutLayouts records layouts and returns their ids, in their order.
+func (s *Store) PutLayouts(ctx context.Context, all []*row.Layout) ([]int64, error) {
+	prints, ids := make([]string, len(all)), make([]int64, len(all))
+	for i, l := range all {
+		prints[i] = l.Fingerprint()
+	}
+	rows, err := s.pool.Query(ctx, `SELECT p.n - 1, l.id FROM unnest($1::text[]) WITH ORDINALITY p (fingerprint, n) JOIN backfill_control.layout l USING (fingerprint)`, prints)
+	if err != nil {
+		return nil, err
+	}
+	var n, id int64
+	if _, err := pgx.ForEachRow(rows, []any{&n, &id}, func() error { ids[n] = id; return nil }); err != nil {
+		return nil, err
+	}
+	for i, l := range all {
+		if ids[i] == 0 {
+			if ids[i], err = s.PutLayout(ctx, l); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return ids, nil
+}
+
 // PutLayout records a layout with the push's entries.
 func (p *Push) PutLayout(ctx context.Context, l *row.Layout) (id int64, err error) {
 	return putLayout(ctx, p.tx, l)

@@ -3,7 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -12,11 +12,24 @@ import (
 	"backfill/internal/row"
 )
 
-// Mapping returns how the receiver's rows of a table are made, nil when both sides have
-// the same columns.
-func (s *Store) Mapping(ctx context.Context, tableID int32) (m *row.Mapping, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT made FROM backfill_control.table_config WHERE id = $1`, tableID).Scan(&m)
-	return m, one(err, "table %d", tableID)
+// Checked is what the agents have made of a mapping, and the configuration for which
+// they did: under another one it says nothing.
+type Checked struct {
+	Made    *row.Mapping // nil for a mapping that says nothing
+	From    string       // the side that is captured
+	Version int          // of the mapping before
+}
+
+// stillHolds is a Conflict when a table's configuration is another than a mapping was
+// checked for. An empty mapping need not have been checked.
+func (c *Checked) stillHolds(t *backfill.Table, m *backfill.Mapping) error {
+	if c == nil && m.Empty() {
+		return nil
+	}
+	if c == nil || c.Version != t.Version || !m.Empty() && (len(t.CapturedFrom) != 1 || c.From != t.CapturedFrom[0]) {
+		return backfill.Errorf(backfill.Conflict, "%s was configured otherwise while its mapping was checked: look at what it has now, and set the mapping again", t.Name)
+	}
+	return nil
 }
 
 // MappingTrial is a mapping that is checked against both sides. Each side's agent does
@@ -40,11 +53,15 @@ type MappingTrial struct {
 func (t *MappingTrial) Done() bool { return len(t.Fields) > 0 || t.Agreed }
 
 // StartTrial asks both agents about a mapping.
-func (s *Store) StartTrial(ctx context.Context, t MappingTrial) (id int64, err error) {
+//
+// That rows of the source are shown to somebody is in the audit: they may be of a table
+// that is not configured.
+func (s *Store) StartTrial(ctx context.Context, by string, t MappingTrial) (id int64, err error) {
 	err = s.in(ctx, func(tx pgx.Tx) error {
-		// Those that nobody waits for any more.
-		if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.mapping_trial WHERE asked_at < clock_timestamp() - interval '10 min'`); err != nil {
-			return err
+		if t.Sample > 0 {
+			if err := audit(ctx, tx, by, "mapping.try", t.Site, t.From, map[string]any{"from": t.Source, "target": t.To, "rows": t.Sample, "mapping": t.Mapping}); err != nil {
+				return err
+			}
 		}
 		if err := tx.QueryRow(ctx, `
 			INSERT INTO backfill_control.mapping_trial (site, source_side, receiver_side, source, target, mapping, sample)
@@ -100,11 +117,22 @@ func (s *Store) EndTrial(ctx context.Context, id int64) error {
 	return err
 }
 
+// EndOldTrials forgets the trials that nobody waits for any more, as whoever asked was
+// killed: rows of the source are in them.
+func (s *Store) EndOldTrials(ctx context.Context) error {
+	_, err := s.pool.Exec(ctx, `DELETE FROM backfill_control.mapping_trial WHERE asked_at < clock_timestamp() - interval '2 min'`)
+	return err
+}
+
 // putMapping sets or, with an empty one, removes a table's mapping. What was made or
 // compared under the one before counts no longer: open requests and reconciliations
 // end, and another backfill is offered.
-func (s *Store) putMapping(ctx context.Context, tx pgx.Tx, t *backfill.Table, m *backfill.Mapping, made *row.Mapping) error {
-	if len(t.CapturedFrom) != 1 {
+func (s *Store) putMapping(ctx context.Context, tx pgx.Tx, t *backfill.Table, m *backfill.Mapping, c *Checked) error {
+	var made *row.Mapping
+	if c != nil {
+		made = c.Made
+	}
+	if len(t.CapturedFrom) != 1 && !m.Empty() {
 		return invalidMapping("a table with a mapping is captured from one side: set captured_from to that")
 	}
 	if m.Empty() {
@@ -149,28 +177,74 @@ func (s *Store) putMapping(ctx context.Context, tx pgx.Tx, t *backfill.Table, m 
 		t.ID, "found under the mapping before"); err != nil {
 		return err
 	}
-	return gap(ctx, tx, t.ID, t.CapturedFrom[0], why, 0)
+	for _, from := range t.CapturedFrom {
+		if err := gap(ctx, tx, t.ID, from, why, 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// ownTarget is Invalid when another table of the site is written to the same table: a
-// truncate of one would empty it for both, and keys could meet.
-func ownTarget(ctx context.Context, tx pgx.Tx, t *backfill.Table) error {
-	m := t.Mapping
-	if m == nil {
-		m = &backfill.Mapping{}
+// end is one end of a table's way: a table on a side.
+type end struct{ side, relation string }
+
+// ends are what a table is captured from and what it is written to. In one database the
+// sides are one.
+func ends(t *backfill.Table, sides []Side, oneDatabase bool) (captured, written []end) {
+	for _, from := range t.CapturedFrom {
+		for _, s := range sides {
+			e := end{s.Name, t.Relation(s.Name)}
+			if oneDatabase {
+				e.side = ""
+			}
+			if s.Name == from {
+				captured = append(captured, e)
+			} else {
+				written = append(written, e)
+			}
+		}
 	}
-	var other string
-	err := tx.QueryRow(ctx, `
-		SELECT name FROM backfill_control.table_config
-		 WHERE site = $1 AND id <> $2 AND removed_at IS NULL AND captured_from && $3 AND coalesce(mapping ->> 'target', name) = $4 LIMIT 1`,
-		t.Site, t.ID, t.CapturedFrom, m.TargetOf(t.Name)).Scan(&other)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil
-	case err != nil:
+	return captured, written
+}
+
+// meets is Refused when a table is written to where another table of the site is written
+// to as well, as a truncate of one would empty it for both, and keys could meet; or when
+// one is captured from where the other is written to: what is applied there is not
+// captured again, so that its changes would be lost on the way.
+func meets(ctx context.Context, tx pgx.Tx, st *Site, t *backfill.Table) error {
+	all, err := tablesIn(ctx, tx, st.Name)
+	if err != nil {
 		return err
 	}
-	return invalidMapping(other + " is written to " + m.TargetOf(t.Name) + " already: a table takes the rows of one")
+	field := "captured_from"
+	if t.Mapping != nil {
+		field = "mapping"
+	}
+	refuse := func(message string) error {
+		return &backfill.Error{Code: backfill.Refused, Message: message, Fields: []backfill.FieldError{{Field: field, Message: message}}}
+	}
+	const otherwise = "what is applied there is not captured again, and its changes would be lost; capture both from where they are made, or configure the second step in another site"
+	captured, written := ends(t, st.Sides, st.OneDatabase)
+	for _, o := range all {
+		if o.ID == t.ID {
+			continue
+		}
+		from, to := ends(&o, st.Sides, st.OneDatabase)
+		for _, e := range written {
+			if slices.Contains(to, e) {
+				return refuse(fmt.Sprintf("%s is written to %s already: a table takes the rows of one", o.Name, e.relation))
+			}
+			if slices.Contains(from, e) {
+				return refuse(fmt.Sprintf("%s would be written to %s, from which %s is captured: %s", t.Name, e.relation, o.Name, otherwise))
+			}
+		}
+		for _, e := range captured {
+			if slices.Contains(to, e) {
+				return refuse(fmt.Sprintf("%s would be captured from %s, to which %s is written: %s", t.Name, e.relation, o.Name, otherwise))
+			}
+		}
+	}
+	return nil
 }
 
 func invalidMapping(message string) error {

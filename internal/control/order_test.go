@@ -345,7 +345,7 @@ func TestLayoutsAreRecordedOnce(t *testing.T) {
 
 func TestMigrate(t *testing.T) {
 	t.Parallel()
-	dsn := testkit.Database(t)
+	dsn := testkit.DatabaseWith(t, "")
 	_, err := control.Open(t.Context(), dsn)
 	require.ErrorContains(t, err, "backfill migrate")
 	var all sync.WaitGroup
@@ -368,7 +368,7 @@ func TestMigrate(t *testing.T) {
 }
 
 func TestAServerThatIsTooOldIsNamed(t *testing.T) {
-	dsn := testkit.Database(t)
+	dsn := testkit.DatabaseWith(t, "")
 	control.RaiseOldest(t)
 	_, err := control.Migrate(t.Context(), dsn)
 	require.ErrorContains(t, err, "the control database's server is of version ")

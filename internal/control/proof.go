@@ -14,7 +14,7 @@ type Leaf struct {
 	N           int32
 	After, UpTo backfill.Key
 	Rows        int64
-	Sum1, Sum2  string
+	Digest      string
 	Seq         int64 // the receiver may be looked at once it has applied up to here
 	Equal       *bool // nil until it was
 }
@@ -33,8 +33,8 @@ func (s *Store) AskLeaves(ctx context.Context, l *Lease, leaves []Leaf, afresh b
 		}
 		for _, f := range leaves {
 			if _, err := tx.Exec(ctx, `
-				INSERT INTO backfill_control.leaf (request_id, n, after_key, upto_key, rows, sum1, sum2, seq) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
-				l.RequestID, f.N, f.After, f.UpTo, f.Rows, f.Sum1, f.Sum2, f.Seq); err != nil {
+				INSERT INTO backfill_control.leaf (request_id, n, after_key, upto_key, rows, digest, seq) VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+				l.RequestID, f.N, f.After, f.UpTo, f.Rows, f.Digest, f.Seq); err != nil {
 				return err
 			}
 		}
@@ -45,7 +45,7 @@ func (s *Store) AskLeaves(ctx context.Context, l *Lease, leaves []Leaf, afresh b
 // Leaves lists the leaves of a request by number; with open only those that the
 // receiver's agent has not compared.
 func (s *Store) Leaves(ctx context.Context, id int64, open bool) ([]Leaf, error) {
-	rows, err := s.pool.Query(ctx, `SELECT n, after_key, upto_key, rows, sum1, sum2, seq, equal FROM backfill_control.leaf
+	rows, err := s.pool.Query(ctx, `SELECT n, after_key, upto_key, rows, digest, seq, equal FROM backfill_control.leaf
 		WHERE request_id = $1 AND ($2 = false OR equal IS NULL) ORDER BY n`, id, open)
 	if err != nil {
 		return nil, err
@@ -57,9 +57,9 @@ func (s *Store) Leaves(ctx context.Context, id int64, open bool) ([]Leaf, error)
 // given, so that an answer to an earlier question is none to a later one.
 func (s *Store) AnswerLeaf(ctx context.Context, id int64, f Leaf, equal bool) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `UPDATE backfill_control.leaf SET equal = $7
-			WHERE request_id = $1 AND n = $2 AND rows = $3 AND sum1 = $4 AND sum2 = $5 AND seq = $6 AND equal IS NULL`,
-			id, f.N, f.Rows, f.Sum1, f.Sum2, f.Seq, equal); err != nil {
+		if _, err := tx.Exec(ctx, `UPDATE backfill_control.leaf SET equal = $6
+			WHERE request_id = $1 AND n = $2 AND rows = $3 AND digest = $4 AND seq = $5 AND equal IS NULL`,
+			id, f.N, f.Rows, f.Digest, f.Seq, equal); err != nil {
 			return err
 		}
 		return notifyID(ctx, tx, "request", id)

@@ -57,7 +57,8 @@ func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, lim
 		// A few rows of a request, such as a row backfill's, go along with what is beside them.
 		err = s.pool.QueryRow(ctx, ahead+`,
 			r AS (SELECT e.*, CASE WHEN request_id IS NOT NULL AND count(*) OVER (PARTITION BY request_id) * 20 >= $3 THEN request_id END AS run FROM e),
-			others AS (SELECT min(seq) AS other FROM r WHERE run IS DISTINCT FROM (SELECT run FROM r ORDER BY seq LIMIT 1)),
+			-- once: it is read for each row of w
+			others AS MATERIALIZED (SELECT min(seq) AS other FROM r WHERE run IS DISTINCT FROM (SELECT run FROM r ORDER BY seq LIMIT 1)),
 			w AS (SELECT r.*, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM r)
 			SELECT`+found+`, count(run) > 0 FROM w, others WHERE (n = 1 OR bytes <= $4) AND (other IS NULL OR seq < other)`,
 			d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &b.TableID, &layout, &b.Released)
@@ -78,28 +79,41 @@ func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, lim
 // acknowledged is too: the receiver was restored, and what it has lost of the
 // changes is in history and delivered again.
 func (s *Store) verify(ctx context.Context, d backfill.Direction, at Position) error {
-	var halted, nonce *string
-	var applied, begins int64
-	if err := s.pool.QueryRow(ctx, `
-		SELECT d.applied_seq, d.epoch_seq, n.halted,
-		       (SELECT nonce FROM backfill_control.batch b WHERE b.direction = d.id AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1)
-		  FROM backfill_control.direction d JOIN backfill_control.side n ON n.site = d.site AND n.name = d.from_side WHERE d.id = $1`, d.ID, at.Seq).
-		Scan(&applied, &begins, &halted, &nonce); err != nil {
+	var halted *string
+	if err := s.pool.QueryRow(ctx, `SELECT halted FROM backfill_control.side WHERE site = $1 AND name = $2`, d.Site, d.From).Scan(&halted); err != nil {
 		return one(err, "direction %s", d)
 	}
-	switch {
-	case halted != nil:
+	if halted != nil {
 		return backfill.Errorf(backfill.Refused, "changes of %s are not applied while it may not go on: %s", d.From, *halted)
-	case at.Seq < begins:
-		return backfill.Errorf(backfill.Refused, "%s: %s stands at change %d, the site's present epoch begins at %d", d, d.To, at.Seq, begins)
-	case at.Seq == 0 && at.Nonce == "" && applied > 0:
-		return lost(d, "has no position, although changes up to %d were acknowledged", applied)
-	case at.Seq != 0 && (nonce == nil || *nonce != at.Nonce):
-		return lost(d, "stands at change %d, which this control database did not give out", at.Seq)
-	case at.Seq < applied:
-		return s.setBack(ctx, d, at.Seq)
 	}
-	return nil
+	applied, err := s.GivenOut(ctx, d, at)
+	if err != nil || at.Seq >= applied {
+		return err
+	}
+	return s.setBack(ctx, d, at.Seq)
+}
+
+// GivenOut checks that a receiver's position is one that this control database has
+// given out, and returns the one it has acknowledged last. It changes nothing.
+func (s *Store) GivenOut(ctx context.Context, d backfill.Direction, at Position) (applied int64, err error) {
+	var nonce *string
+	var begins int64
+	if err := s.pool.QueryRow(ctx, `
+		SELECT d.applied_seq, d.epoch_seq,
+		       (SELECT nonce FROM backfill_control.batch b WHERE b.direction = d.id AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1)
+		  FROM backfill_control.direction d WHERE d.id = $1`, d.ID, at.Seq).
+		Scan(&applied, &begins, &nonce); err != nil {
+		return 0, one(err, "direction %s", d)
+	}
+	switch {
+	case at.Seq < begins:
+		return applied, backfill.Errorf(backfill.Refused, "%s: %s stands at change %d, the site's present epoch begins at %d", d, d.To, at.Seq, begins)
+	case at.Seq == 0 && at.Nonce == "" && applied > 0:
+		return applied, lost(d, "has no position, although changes up to %d were acknowledged", applied)
+	case at.Seq != 0 && (nonce == nil || *nonce != at.Nonce):
+		return applied, lost(d, "stands at change %d, which this control database did not give out", at.Seq)
+	}
+	return applied, nil
 }
 
 func lost(d backfill.Direction, format string, args ...any) error {

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -178,10 +179,12 @@ func broken(ctx context.Context, tx pgx.Tx, tableID int32, side, problem string)
 func reshaped(ctx context.Context, tx pgx.Tx, tableID int32, side, shape string) error {
 	const what = "a column of the table was altered, a partition attached or detached, or the table replaced: rows may have changed unrecorded"
 	var another bool
-	if err := tx.QueryRow(ctx, `
+	// Nearly always it is as it was: then nothing is written, and nobody waits.
+	err := tx.QueryRow(ctx, `
 		UPDATE backfill_control.table_side n SET shape = $3
-		  FROM backfill_control.table_side o WHERE n.table_id = $1 AND n.side = $2 AND o.table_id = n.table_id AND o.side = n.side
-		RETURNING o.capture_since IS NOT NULL AND o.shape IS NOT NULL AND o.shape <> $3`, tableID, side, shape).Scan(&another); err != nil {
+		  FROM backfill_control.table_side o WHERE n.table_id = $1 AND n.side = $2 AND o.table_id = n.table_id AND o.side = n.side AND n.shape IS DISTINCT FROM $3
+		RETURNING o.capture_since IS NOT NULL AND o.shape IS NOT NULL AND o.shape <> $3`, tableID, side, shape).Scan(&another)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return err
 	}
 	if another {

@@ -266,7 +266,7 @@ type RunLeaf struct {
 	Attempts  int
 	Sampled   bool
 	WaitSeq   int64
-	Receiver  proof.Leaf // count and sums there
+	Receiver  proof.Leaf // count and digest there
 	JudgedAt  *time.Time
 	Keys      int64 // that differ or are not settled
 	OpenKeys  int64
@@ -274,12 +274,12 @@ type RunLeaf struct {
 	Origin    int64
 }
 
-const leafColumns = `l.n, l.bucket, (SELECT buckets FROM backfill_control.reconciliation WHERE id = l.run_id), l.lower, l.upper, l.source_count, l.source_sums[1], l.source_sums[2],
-	l.state, l.attempts, l.sampled, coalesce(l.wait_seq, 0), coalesce(l.receiver_count, 0), coalesce(l.receiver_sums[1], ''), coalesce(l.receiver_sums[2], ''), l.judged_at, coalesce(l.origin, 0)`
+const leafColumns = `l.n, l.bucket, (SELECT buckets FROM backfill_control.reconciliation WHERE id = l.run_id), l.lower, l.upper, l.source_count, l.source_digest,
+	l.state, l.attempts, l.sampled, coalesce(l.wait_seq, 0), coalesce(l.receiver_count, 0), coalesce(l.receiver_digest, ''), l.judged_at, coalesce(l.origin, 0)`
 
 func scanRunLeaf(row pgx.CollectableRow) (l RunLeaf, err error) {
-	err = row.Scan(&l.N, &l.Bucket, &l.Buckets, &l.Lower, &l.Upper, &l.Count, &l.Sums[0], &l.Sums[1],
-		&l.State, &l.Attempts, &l.Sampled, &l.WaitSeq, &l.Receiver.Count, &l.Receiver.Sums[0], &l.Receiver.Sums[1], &l.JudgedAt, &l.Origin)
+	err = row.Scan(&l.N, &l.Bucket, &l.Buckets, &l.Lower, &l.Upper, &l.Count, &l.Digest,
+		&l.State, &l.Attempts, &l.Sampled, &l.WaitSeq, &l.Receiver.Count, &l.Receiver.Digest, &l.JudgedAt, &l.Origin)
 	return l, err
 }
 
@@ -308,7 +308,7 @@ type Remaining struct {
 	Unsent  int64 // of those, the ones for which it is not known yet what has to be applied first
 	Listing int64 // leaves to be listed now or later
 	Final   int64
-	Bad     int64 // leaves that differ by their hash, judged further or not
+	Bad     int64 // leaves that differ, or may
 }
 
 // Done reports whether every leaf is judged, given that all are cut.
@@ -318,7 +318,7 @@ func (r Remaining) Done() bool { return r.Cut+r.Ahead+r.Listing == 0 }
 func (s *Store) Remaining(ctx context.Context, id int64) (r Remaining, err error) {
 	err = s.pool.QueryRow(ctx, `
 		SELECT count(*) FILTER (WHERE state = 'cut'), count(*) FILTER (WHERE state IN ('hashed', 'listed')), count(*) FILTER (WHERE state IN ('hashed', 'listed') AND wait_seq IS NULL),
-		       count(*) FILTER (WHERE state = 'suspect'), count(*) FILTER (WHERE state IN ('equal', 'different', 'unknown', 'counted')), count(*) FILTER (WHERE attempts > 0 OR state = 'suspect')
+		       count(*) FILTER (WHERE state = 'suspect'), count(*) FILTER (WHERE state IN ('equal', 'different', 'unknown', 'counted')), count(*) FILTER (WHERE state IN ('suspect', 'listed', 'different', 'unknown'))
 		  FROM backfill_control.run_leaf WHERE run_id = $1`, id).Scan(&r.Cut, &r.Ahead, &r.Unsent, &r.Listing, &r.Final, &r.Bad)
 	return r, err
 }
@@ -341,8 +341,8 @@ func (s *Store) AddLeaves(ctx context.Context, id, have int64, leaves []proof.Le
 			return `CASE WHEN json_typeof(l->'` + name + `') = 'array' THEN ARRAY(SELECT json_array_elements_text(l->'` + name + `')) END`
 		}
 		if _, err := tx.Exec(ctx, `
-			INSERT INTO backfill_control.run_leaf (run_id, n, state, lower, upper, source_count, source_sums, snap, after_seq, source_position)
-			SELECT $1, (l->>'n')::bigint, $3, `+key("lower")+`, `+key("upper")+`, (l->>'count')::bigint, ARRAY(SELECT json_array_elements_text(l->'sums')), $4::text::pg_snapshot, $5, $6
+			INSERT INTO backfill_control.run_leaf (run_id, n, state, lower, upper, source_count, source_digest, snap, after_seq, source_position)
+			SELECT $1, (l->>'n')::bigint, $3, `+key("lower")+`, `+key("upper")+`, (l->>'count')::bigint, l->>'digest', $4::text::pg_snapshot, $5, $6
 			  FROM json_array_elements($2::text::json) l`, id, string(text), state, e.Snapshot, e.AfterSeq, e.Position); err != nil {
 			return err
 		}
@@ -378,29 +378,29 @@ func (s *Store) LastUpper(ctx context.Context, id, leaves int64) (key backfill.K
 // was faster, or the run is closed.
 func (s *Store) Hashed(ctx context.Context, id int64, leaves []proof.Leaf, e Evidence) error {
 	return s.update(ctx, id, leaves, e, `
-		state = 'hashed', source_count = x.count, source_sums = ARRAY[x.a, x.b], snap = $6::text::pg_snapshot, after_seq = $7, source_position = $8, wait_seq = NULL`, "cut",
+		state = 'hashed', source_count = x.count, source_digest = x.digest, snap = $5::text::pg_snapshot, after_seq = $6, source_position = $7, wait_seq = NULL`, "cut",
 		e.Snapshot, e.AfterSeq, e.Position)
 }
 
 // Compared stores what the receiver has read of hashed leaves: those of the same
-// count and sums are equal, the others suspect.
+// count and digest are equal, the others suspect.
 func (s *Store) Compared(ctx context.Context, id int64, leaves []proof.Leaf) error {
 	return s.update(ctx, id, leaves, Evidence{}, `
-		state = CASE WHEN (l.source_count, l.source_sums) IS DISTINCT FROM (x.count, ARRAY[x.a, x.b]) THEN 'suspect' WHEN l.sampled THEN 'equal' ELSE 'counted' END,
-		receiver_count = x.count, receiver_sums = ARRAY[x.a, x.b], judged_at = clock_timestamp()`, "hashed")
+		state = CASE WHEN (l.source_count, l.source_digest) IS DISTINCT FROM (x.count, x.digest) THEN 'suspect' WHEN l.sampled THEN 'equal' ELSE 'counted' END,
+		receiver_count = x.count, receiver_digest = x.digest, judged_at = clock_timestamp()`, "hashed")
 }
 
 func (s *Store) update(ctx context.Context, id int64, leaves []proof.Leaf, e Evidence, set, from string, args ...any) error {
 	var ns, counts []int64
-	var a, b []string
+	var digests []string
 	for _, l := range leaves {
-		ns, counts, a, b = append(ns, l.N), append(counts, l.Count), append(a, l.Sums[0]), append(b, l.Sums[1])
+		ns, counts, digests = append(ns, l.N), append(counts, l.Count), append(digests, l.Digest)
 	}
 	return s.in(ctx, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `
 			UPDATE backfill_control.run_leaf l SET `+set+`
-			  FROM unnest($2::bigint[], $3::bigint[], $4::text[], $5::text[]) x (n, count, a, b)
-			 WHERE l.run_id = $1 AND l.n = x.n AND l.state = '`+from+`' AND `+running, append([]any{id, ns, counts, a, b}, args...)...)
+			  FROM unnest($2::bigint[], $3::bigint[], $4::text[]) x (n, count, digest)
+			 WHERE l.run_id = $1 AND l.n = x.n AND l.state = '`+from+`' AND `+running, append([]any{id, ns, counts, digests}, args...)...)
 		if err := fenced(tag.RowsAffected() == int64(len(leaves)), err); err != nil {
 			return err
 		}
@@ -819,8 +819,8 @@ func (s *Store) RunLeaves(ctx context.Context, id int64, f LeafFilter) ([]RunLea
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (l RunLeaf, err error) {
-		return l, r.Scan(&l.N, &l.Bucket, &l.Buckets, &l.Lower, &l.Upper, &l.Count, &l.Sums[0], &l.Sums[1],
-			&l.State, &l.Attempts, &l.Sampled, &l.WaitSeq, &l.Receiver.Count, &l.Receiver.Sums[0], &l.Receiver.Sums[1], &l.JudgedAt, &l.Origin, &l.Keys, &l.OpenKeys, &l.Unsettled)
+		return l, r.Scan(&l.N, &l.Bucket, &l.Buckets, &l.Lower, &l.Upper, &l.Count, &l.Digest,
+			&l.State, &l.Attempts, &l.Sampled, &l.WaitSeq, &l.Receiver.Count, &l.Receiver.Digest, &l.JudgedAt, &l.Origin, &l.Keys, &l.OpenKeys, &l.Unsettled)
 	})
 }
 

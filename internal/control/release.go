@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -23,14 +24,18 @@ import (
 // above that, and each only once, are looked at. A row of a table captured on both
 // sides also gives way to entries of the reverse direction above its stamp; both
 // directions are locked then, so that of two releases one sees the other's rows.
-func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done bool, err error) {
+//
+// held is for how long it had the lock, that is, how long others waited for it; not how
+// long it waited itself.
+func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done bool, held time.Duration, err error) {
 	d, site := int32(0), ""
 	const twoWay = `SELECT r.direction, t.site, cardinality(t.captured_from) > 1
 		FROM backfill_control.request r JOIN backfill_control.table_config t ON t.id = r.table_id WHERE r.id = $1`
 	var both, still bool
 	if err := s.pool.QueryRow(ctx, twoWay, id).Scan(&d, &site, &both); err != nil {
-		return false, one(err, "request %d", id)
+		return false, 0, one(err, "request %d", id)
 	}
+	var locked time.Time
 	err = s.in(ctx, func(tx pgx.Tx) error {
 		if both {
 			err = lockSite(ctx, tx, site)
@@ -40,6 +45,7 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 		if err != nil {
 			return err
 		}
+		locked = time.Now()
 		if err := tx.QueryRow(ctx, twoWay, id).Scan(&d, &site, &still); err != nil {
 			return err
 		}
@@ -118,7 +124,7 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 		}
 		return notifyID(ctx, tx, "request", id)
 	})
-	return done, err
+	return done, time.Since(locked), err
 }
 
 // ReleaseTurn waits until no other release of this process is at the direction's

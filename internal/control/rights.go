@@ -28,24 +28,24 @@ var roleRank = map[Role]int{Viewer: 1, Requester: 2, Reviewer: 3, Admin: 4}
 // Covers reports whether r may do what needs need.
 func (r Role) Covers(need Role) bool { return roleRank[r] >= roleRank[need] }
 
-// Rights are a role on every site, or a role for each of some sites. Of the two just
-// one is set.
+// Rights are a role on every site, or a role for each of some sites. Groups of a sign-in
+// provider may give both: then the higher of the two holds on a site.
 type Rights struct {
-	Role  Role            `json:"role,omitempty"`
+	Role  Role            `json:"role,omitempty"`  // "": none but on Sites
 	Sites map[string]Role `json:"sites,omitempty"` // nil: every site
 }
 
 // At is the role on a site, "" for none.
 func (r Rights) At(site string) Role {
-	if r.Sites == nil {
-		return r.Role
+	if own := r.Sites[site]; own.Covers(r.Role) {
+		return own
 	}
-	return r.Sites[site]
+	return r.Role
 }
 
 // Only are the sites by name that there are rights on, nil for every site.
 func (r Rights) Only() []string {
-	if r.Sites == nil {
+	if r.Role != "" {
 		return nil
 	}
 	return slices.AppendSeq([]string{}, maps.Keys(r.Sites))
@@ -57,10 +57,10 @@ func (r Rights) Equal(o Rights) bool {
 }
 
 func (r Rights) String() string {
-	if r.Sites == nil {
-		return string(r.Role)
-	}
 	var parts []string
+	if r.Role != "" {
+		parts = append(parts, string(r.Role))
+	}
 	for _, site := range slices.Sorted(maps.Keys(r.Sites)) {
 		parts = append(parts, fmt.Sprintf("%s on %s", r.Sites[site], site))
 	}
@@ -81,15 +81,25 @@ func (r Rights) check(ctx context.Context, tx pgx.Tx) error {
 	if r.Sites == nil {
 		return nil
 	}
-	if r.Role != "" || len(r.Sites) == 0 {
-		return backfill.Errorf(backfill.Invalid, "give a role on every site, or a role for each of some sites")
+	if len(r.Sites) == 0 {
+		return either
 	}
 	var unknown *string
-	err := tx.QueryRow(ctx, `SELECT min(x) FROM unnest($1::text[]) x WHERE x NOT IN (SELECT name FROM backfill_control.site)`, r.Only()).Scan(&unknown)
+	err := tx.QueryRow(ctx, `SELECT min(x) FROM unnest($1::text[]) x WHERE x NOT IN (SELECT name FROM backfill_control.site)`, slices.AppendSeq([]string{}, maps.Keys(r.Sites))).Scan(&unknown)
 	if err == nil && unknown != nil {
-		err = backfill.Errorf(backfill.NotFound, "no site %q", *unknown)
+		err = backfill.Errorf(backfill.NotFound, "no site %q: backfill site add makes one", *unknown)
 	}
 	return err
+}
+
+var either = backfill.Errorf(backfill.Invalid, "give a role on every site, or a role for each of some sites")
+
+// given refuses both at once, which a person does not give.
+func (r Rights) given() error {
+	if r.Role != "" && r.Sites != nil {
+		return either
+	}
+	return nil
 }
 
 // ParseRights makes rights of a role and of sites, each NAME or NAME=ROLE. Without

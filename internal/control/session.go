@@ -70,7 +70,7 @@ func (s *Store) SignIn(ctx context.Context, name, password, address string, last
 		if _, err := tx.Exec(ctx, `UPDATE backfill_control.account SET signed_in_at = clock_timestamp() WHERE name = $1`, known); err != nil {
 			return err
 		}
-		id, err = session(ctx, tx, known, nil, address, lasts)
+		id, err = session(ctx, tx, "password", known, nil, address, lasts)
 		return err
 	})
 	return id, err
@@ -84,13 +84,13 @@ func (s *Store) SignInByToken(ctx context.Context, secret, address string, lasts
 	}
 	hash := sha256.Sum256([]byte(secret))
 	err = s.in(ctx, func(tx pgx.Tx) error {
-		id, err = session(ctx, tx, i.Name, hash[:], address, lasts)
+		id, err = session(ctx, tx, "token", i.Name, hash[:], address, lasts)
 		return err
 	})
 	return id, err
 }
 
-func session(ctx context.Context, tx pgx.Tx, name string, token []byte, address string, lasts time.Duration) (string, error) {
+func session(ctx context.Context, tx pgx.Tx, by, name string, token []byte, address string, lasts time.Duration) (string, error) {
 	id := NewSecret()
 	hash := sha256.Sum256([]byte(id))
 	_, err := tx.Exec(ctx, `
@@ -100,7 +100,6 @@ func session(ctx context.Context, tx pgx.Tx, name string, token []byte, address 
 	if err != nil {
 		return "", err
 	}
-	by := map[bool]string{true: "token", false: "password"}[token != nil]
 	ctx = WithOrigin(ctx, Origin{ViaSession, address})
 	return id, audit(ctx, tx, name, "session.start", "", name, map[string]any{"by": by})
 }

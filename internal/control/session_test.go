@@ -1,8 +1,10 @@
 package control_test
 
 import (
+	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -61,6 +63,33 @@ func TestTriesToSignInAreCountedForAllProcesses(t *testing.T) {
 		codes[backfill.CodeOf(err)]++
 	}
 	require.Equal(t, map[backfill.Code]int{backfill.Unauthorized: 50, backfill.TooMany: 120 - 50}, codes)
+}
+
+// Ten thousand guesses cost ten hashes, and do not keep others out.
+func TestTenThousandWrongPasswords(t *testing.T) {
+	s, other, _ := signInWorld(t)
+	ctx := t.Context()
+	for _, name := range []string{"ruth", "ann"} {
+		require.NoError(t, s.CreateUser(ctx, "test", name, control.Rights{Role: control.Viewer}, password))
+	}
+	var looked, refused atomic.Int64
+	var wg sync.WaitGroup
+	for n := range 8 {
+		wg.Go(func() {
+			for i := range 1250 {
+				_, err := []*control.Store{s, other}[n%2].SignIn(ctx, "ruth", "guess number "+strconv.Itoa(n*1250+i), fmt.Sprintf("10.%d.%d.%d", n, i/250, i%250), time.Hour)
+				if backfill.CodeOf(err) == backfill.TooMany {
+					refused.Add(1)
+				} else if backfill.CodeOf(err) == backfill.Unauthorized {
+					looked.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, []int64{10, 9990}, []int64{looked.Load(), refused.Load()})
+	_, err := s.SignIn(ctx, "ann", password, "10.9.9.9", time.Hour)
+	require.NoError(t, err)
 }
 
 func TestSessionsEnd(t *testing.T) {

@@ -69,7 +69,8 @@ func (s *Store) BeginShadow(ctx context.Context, direction int32) error {
 		rows, err := tx.Query(ctx, `
 			INSERT INTO backfill_control.reconciliation (direction, table_id, mode, requested_by)
 			SELECT $1, t.id, 'shadow', 'backfill' FROM backfill_control.table_config t
-			 WHERE EXISTS (SELECT FROM backfill_control.shadow_read s WHERE s.direction = $1 AND s.table_id = t.id AND s.run_id IS NULL AND s.verdict IS NULL)
+			 WHERE t.site = (SELECT site FROM backfill_control.direction WHERE id = $1)
+			   AND EXISTS (SELECT FROM backfill_control.shadow_read s WHERE s.direction = $1 AND s.table_id = t.id AND s.run_id IS NULL AND s.verdict IS NULL)
 			   AND NOT EXISTS (SELECT FROM backfill_control.reconciliation r WHERE r.direction = $1 AND r.table_id = t.id AND r.mode = 'shadow' AND r.state IN ('PENDING', 'RUNNING'))
 			ON CONFLICT DO NOTHING RETURNING id, table_id`, direction)
 		if err != nil {
@@ -252,9 +253,11 @@ func (s *Store) JudgeReads(ctx context.Context, id int64) (closed bool, err erro
 	return closed, err
 }
 
-// unjudgedReads leaves the reads of a run that failed unknown.
+// unjudgedReads leaves the reads of a run that failed unknown. The keys it has found by
+// then are none that could be repaired, and would keep the gate shut for good: what is
+// wrong with them the next read of them finds, too.
 func unjudgedReads(ctx context.Context, tx pgx.Tx, run *backfill.Reconciliation, why string) error {
-	if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.difference WHERE run_id = $1 AND NOT settled`, run.ID); err != nil {
+	if _, err := tx.Exec(ctx, `DELETE FROM backfill_control.difference WHERE run_id = $1`, run.ID); err != nil {
 		return err
 	}
 	if _, err := tx.Exec(ctx, `UPDATE backfill_control.shadow_read SET verdict = 'unknown', problem = $2 WHERE run_id = $1`, run.ID, why); err != nil {

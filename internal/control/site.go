@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"backfill/internal/backfill"
+	"backfill/internal/connect"
 )
 
 // Site is a pair of databases kept in sync.
@@ -196,4 +197,11 @@ func (s *Store) AgentSeen(ctx context.Context, site, side, agent, database, prob
 		}
 		return notify(ctx, tx, "site", site)
 	})
+}
+
+// Where names the control database without credentials, and tells its size for people.
+func (s *Store) Where(ctx context.Context) (where, size string, err error) {
+	c := s.pool.Config().ConnConfig
+	err = s.pool.QueryRow(ctx, `SELECT pg_size_pretty(pg_database_size(current_database()))`).Scan(&size)
+	return connect.Address(c.Host, c.Port) + "/" + c.Database, size, err
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +42,8 @@ func Open(ctx context.Context, dsn string) (*Store, error) {
 	}
 	pin(cfg.ConnConfig)
 	cfg.MaxConns = max(cfg.MaxConns, 16)
+	// What a busy moment needed is given back: a control database may have thousands of these pools.
+	cfg.MaxConnIdleTime = min(cfg.MaxConnIdleTime, time.Minute)
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, explain(err)
@@ -76,11 +79,15 @@ func pin(c *pgx.ConnConfig) {
 		"application_name": "backfill-control", "synchronous_commit": "on", "timezone": "UTC", "datestyle": "ISO",
 		"default_transaction_isolation": "read committed", "default_transaction_read_only": "off",
 		"search_path": "pg_catalog", "statement_timeout": "0", "client_encoding": "UTF8",
+		// Our statements read few rows of large tables. Compiling one takes longer than it
+		// does, and the planner would from some size of the tables on.
+		"jit": "off",
 		// A process that was stopped in the middle must not keep a direction's lock.
 		"idle_in_transaction_session_timeout": "5min",
 	} {
 		c.RuntimeParams[name] = value
 	}
+	connect.BeWatched(c)
 }
 
 // Migrate brings the schema of a control database up to date and returns the
@@ -91,6 +98,8 @@ func Migrate(ctx context.Context, dsn string) ([]int64, error) {
 		return nil, explain(err)
 	}
 	pin(cfg)
+	// Programs that work meanwhile never queue behind a migration for long: it comes again.
+	cfg.RuntimeParams["lock_timeout"] = "3s"
 	db := stdlib.OpenDB(*cfg)
 	defer db.Close()
 	var version int
@@ -119,18 +128,38 @@ func Migrate(ctx context.Context, dsn string) ([]int64, error) {
 	if err != nil {
 		return nil, fmt.Errorf("migrations: %w", err)
 	}
-	done, err := p.Up(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("migrate: %w", explain(err))
-	}
 	var out []int64
-	for _, r := range done {
-		out = append(out, r.Source.Version)
+	for deadline := time.Now().Add(time.Minute); ; {
+		done, err := p.Up(ctx)
+		var partial *goose.PartialError
+		if errors.As(err, &partial) {
+			done = partial.Applied
+		}
+		for _, r := range done {
+			out = append(out, r.Source.Version)
+		}
+		if err == nil {
+			break
+		}
+		if sqlState(err) != "55P03" || time.Now().After(deadline) {
+			return out, fmt.Errorf("migrate: %w", explain(err))
+		}
+		select {
+		case <-ctx.Done():
+			return out, ctx.Err()
+		case <-time.After(time.Second):
+		}
 	}
+	s, err := Open(ctx, dsn) // which has been migrated further than this program can work with, perhaps
+	if err != nil {
+		return out, err
+	}
+	s.Disconnect()
 	return out, nil
 }
 
-// Ping fails when the database is away or its schema is another version's.
+// Ping fails when the database is away, lacks a migration of this program, or has one
+// that needs a newer program.
 func (s *Store) Ping(ctx context.Context) error {
 	files, err := fs.ReadDir(migrations, "migrations")
 	if err != nil {
@@ -146,21 +175,52 @@ func (s *Store) Ping(ctx context.Context) error {
 	}
 	// Versions may have gaps, and one that was written later may have a lower number.
 	var missing bool
-	var unknown int64
+	var unknown, needed int64
 	err = s.pool.QueryRow(ctx, `
 		WITH have AS (SELECT version_id FROM backfill_control.schema_version WHERE is_applied AND version_id > 0)
 		SELECT EXISTS (SELECT FROM unnest($1::bigint[]) k WHERE k NOT IN (SELECT version_id FROM have)),
-		       coalesce((SELECT max(version_id) FROM have WHERE version_id <> ALL ($1)), 0)`, known).Scan(&missing, &unknown)
+		       coalesce((SELECT max(version_id) FROM have WHERE version_id <> ALL ($1)), 0),
+		       coalesce((SELECT oldest FROM backfill_control.compatible), 0)`, known).Scan(&missing, &unknown, &needed)
 	switch {
 	case sqlState(err) == "42P01" || err == nil && missing:
-		return backfill.Errorf(backfill.Unavailable, "the control database's schema is not up to date: run backfill migrate")
+		return backfill.Errorf(backfill.Unavailable, "the control database's schema is not up to date: run backfill migrate of this version")
 	case err != nil:
 		return explain(err)
-	case unknown > 0:
-		return backfill.Errorf(backfill.Unavailable, "the control database's schema has version %d, which this program does not know: use a newer program", unknown)
+	case unknown > 0 && needed > slices.Max(known):
+		return backfill.Errorf(backfill.Unavailable, "the control database's schema has version %d, this program knows %d and at least %d is needed: use a newer program", unknown, slices.Max(known), needed)
 	}
 	return nil
 }
+
+// WhileKnown runs what works on the control database, and ends it when that is migrated
+// to a schema that this program cannot work with.
+func (s *Store) WhileKnown(ctx context.Context, run func(context.Context) error) error {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	tick := time.NewTicker(lookAtSchema)
+	defer tick.Stop()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if err := s.Ping(ctx); backfill.CodeOf(err) == backfill.Unavailable {
+					end(err)
+				}
+			}
+		}
+	}()
+	err := run(ctx)
+	if cause := context.Cause(ctx); backfill.CodeOf(cause) == backfill.Unavailable {
+		return cause
+	}
+	return err
+}
+
+// lookAtSchema is how often a process looks whether it still knows the schema. A test
+// may shorten it.
+var lookAtSchema = 10 * time.Second
 
 // Disconnect ends all connections.
 func (s *Store) Disconnect() { s.pool.Close() }

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,9 +28,9 @@ type TableChange struct {
 	// given too.
 	Excluded *[]string `json:"excluded"`
 	// Mapping makes the receiver's rows where its table has another shape; an empty one
-	// removes it. Made is what the agents have made of it, see MappingTrial.
+	// removes it. Checked is what the agents have made of it, see MappingTrial.
 	Mapping *backfill.Mapping `json:"mapping"`
-	Made    *row.Mapping      `json:"-"`
+	Checked *Checked          `json:"-"`
 }
 
 // PutTable adds or changes a table's configuration.
@@ -56,8 +57,13 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 	if w := c.Conflict; w != nil && *w != backfill.Quarantine && !slices.ContainsFunc(st.Sides, func(x Side) bool { return x.Name == *w }) {
 		return nil, invalidConflict("name the side whose change wins, %s or %s, or %s", st.Sides[0].Name, st.Sides[1].Name, backfill.Quarantine)
 	}
-	if c.Mapping != nil && c.Excluded == nil {
-		c.Excluded = &[]string{}
+	if c.Mapping != nil {
+		if err := c.Mapping.Check(); err != nil {
+			return nil, err
+		}
+		if c.Excluded == nil {
+			c.Excluded = &[]string{}
+		}
 	}
 	err = s.in(ctx, func(tx pgx.Tx) error {
 		if c.CapturedFrom != nil || c.Conflict != nil || c.Mapping != nil {
@@ -112,13 +118,20 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 			}
 		}
 		if c.Mapping != nil {
-			if err := s.putMapping(ctx, tx, now, c.Mapping, c.Made); err != nil {
+			if err := c.Checked.stillHolds(now, c.Mapping); err != nil {
 				return err
 			}
-			now.Mapping = c.Mapping
+			if err := s.putMapping(ctx, tx, now, c.Mapping, c.Checked); err != nil {
+				return err
+			}
+			if now, err = tableIn(ctx, tx, site, parsed.String()); err != nil {
+				return err
+			}
 		}
-		if err := ownTarget(ctx, tx, now); err != nil {
-			return err
+		if c.CapturedFrom != nil || c.Mapping != nil {
+			if err := meets(ctx, tx, st, now); err != nil {
+				return err
+			}
 		}
 		if st.OneDatabase && (now.Mapping == nil || now.Mapping.SourceOf(now.Name) == now.Mapping.TargetOf(now.Name)) {
 			return invalidMapping("the sides of site " + site + " are in one database: give a mapping whose target is another table than its source")
@@ -185,32 +198,38 @@ func putPolicy(ctx context.Context, tx pgx.Tx, site, table string, c TableChange
 	return err
 }
 
-// goesRound is Refused when a table of a site, "" for any, comes back from where it
-// goes to, in another site over the same two databases: no site takes what another
-// has applied for its own, so one change would go round for ever. Where the databases
-// are is known once the agents have looked.
+// goesRound is Refused when the rows of a table of a site, of any with "", come back to
+// where they are captured, by way of other sites: no site takes what another has applied
+// for its own, so one change would go round for ever. Where the databases are is known
+// once the agents have looked.
 func goesRound(ctx context.Context, tx pgx.Tx, site, table string) error {
 	// Of two sites configured at once, one sees the other.
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(20012)`); err != nil {
 		return err
 	}
 	var name, from, to, other string
+	// A place is a table of a database, under whatever name a site has it.
 	err := tx.QueryRow(ctx, `
-		SELECT t.name, a.name, b.name, o.site
-		  FROM backfill_control.table_config t
-		  JOIN backfill_control.side a ON a.site = t.site AND a.name = ANY (t.captured_from)
-		  JOIN backfill_control.side b ON b.site = t.site AND b.name <> a.name
-		  JOIN backfill_control.side c ON c.site <> t.site AND (c.system_identifier, c.database_oid) = (b.system_identifier, b.database_oid)
-		  JOIN backfill_control.side d ON d.site = c.site AND d.name <> c.name AND (d.system_identifier, d.database_oid) = (a.system_identifier, a.database_oid)
-		  JOIN backfill_control.table_config o ON o.site = c.site AND o.name = t.name AND c.name = ANY (o.captured_from) AND o.removed_at IS NULL
-		 WHERE t.site = $1 AND ($2 = '' OR t.name = $2) AND t.removed_at IS NULL LIMIT 1`, site, table).Scan(&name, &from, &to, &other)
+		WITH RECURSIVE step AS (
+		    SELECT t.site, t.name, a.name AS from_side, b.name AS to_side,
+		           (a.system_identifier, a.database_oid::text, coalesce(t.mapping ->> 'source', t.name))::text AS place,
+		           (b.system_identifier, b.database_oid::text, coalesce(t.mapping ->> 'target', t.name))::text AS next
+		      FROM backfill_control.table_config t
+		      JOIN backfill_control.side a ON a.site = t.site AND a.name = ANY (t.captured_from)
+		      JOIN backfill_control.side b ON b.site = t.site AND b.name <> a.name
+		     WHERE t.removed_at IS NULL AND a.database_oid IS NOT NULL AND b.database_oid IS NOT NULL),
+		way AS (
+		    SELECT s.name, s.from_side, s.to_side, s.place AS start, s.next, s.site FROM step s WHERE s.site = $1 AND ($2 = '' OR s.name = $2)
+		    UNION
+		    SELECT w.name, w.from_side, w.to_side, w.start, s.next, s.site FROM way w JOIN step s ON s.place = w.next AND s.site <> w.site)
+		SELECT name, from_side, to_side, site FROM way WHERE next = start AND site <> $1 LIMIT 1`, site, table).Scan(&name, &from, &to, &other)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return backfill.Errorf(backfill.Refused, "%s goes from %s to %s in site %s and back in site %s, over the same two databases: its changes would go round for ever; remove it from one of the sites, and capture it from both sides in the other if both write it",
+	return backfill.Errorf(backfill.Refused, "%s goes from %s to %s in site %s and comes back to where it was in site %s: its changes would go round for ever; remove it from one of the sites, and capture it from both sides in the other if both write it",
 		name, from, to, site, other)
 }
 
@@ -301,7 +320,9 @@ func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfi
 		}
 		for _, sql := range []string{`DELETE FROM backfill_control.table_side WHERE table_id = $1`, `DELETE FROM backfill_control.gate WHERE table_id = $1`,
 			`DELETE FROM backfill_control.reconcile_schedule WHERE table_id = $1`, `DELETE FROM backfill_control.cutover WHERE table_id = $1`,
-			`DELETE FROM backfill_control.shadow_read WHERE table_id = $1`} {
+			`DELETE FROM backfill_control.shadow_read WHERE table_id = $1`,
+			`DELETE FROM backfill_control.mapping_trial r USING backfill_control.table_config t WHERE t.id = $1 AND r.site = t.site
+			    AND (r.source, r.target) = (coalesce(t.mapping ->> 'source', t.name), coalesce(t.mapping ->> 'target', t.name))`} {
 			if _, err := tx.Exec(ctx, sql, t.ID); err != nil {
 				return err
 			}
@@ -333,13 +354,60 @@ func tableFields(t *backfill.Table) []any {
 
 // Tables lists the tables of a site in apply order.
 func (s *Store) Tables(ctx context.Context, site string) ([]backfill.Table, error) {
-	rows, err := s.pool.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.removed_at IS NULL ORDER BY t.apply_order, t.name`, site)
+	return tablesIn(ctx, s.pool, site)
+}
+
+func tablesIn(ctx context.Context, db interface {
+	Query(context.Context, string, ...any) (pgx.Rows, error)
+}, site string) ([]backfill.Table, error) {
+	rows, err := db.Query(ctx, `SELECT `+tableColumns+` FROM backfill_control.table_config t WHERE t.site = $1 AND t.removed_at IS NULL ORDER BY t.apply_order, t.name`, site)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (t backfill.Table, err error) {
 		return t, r.Scan(tableFields(&t)...)
 	})
+}
+
+// Mapped is a table and how the receiver's rows of it are made, both as they were at one
+// moment. Made is nil where both sides have the same columns.
+type Mapped struct {
+	backfill.Table
+	Made *row.Mapping
+}
+
+// MappedTables lists the tables of a site, or one of them, by the stored spelling of its
+// name, with how their rows are made.
+func (s *Store) MappedTables(ctx context.Context, site, only string) ([]Mapped, error) {
+	rows, err := s.pool.Query(ctx, `SELECT `+tableColumns+`, t.made FROM backfill_control.table_config t
+		 WHERE t.site = $1 AND ($2 = '' OR t.name = $2) AND t.removed_at IS NULL ORDER BY t.apply_order, t.name`, site, only)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (t Mapped, err error) {
+		return t, r.Scan(append(tableFields(&t.Table), &t.Made)...)
+	})
+}
+
+// Tables are the tables alone.
+func Tables(all []Mapped) []backfill.Table {
+	out := make([]backfill.Table, len(all))
+	for i, t := range all {
+		out[i] = t.Table
+	}
+	return out
+}
+
+// MappedTable is the one of MappedTables, or NotFound.
+func (s *Store) MappedTable(ctx context.Context, site, name string) (Mapped, error) {
+	all, err := s.MappedTables(ctx, site, name)
+	if err == nil && len(all) == 0 {
+		err = backfill.Errorf(backfill.NotFound, "no table %s of a site %q", name, site)
+	}
+	if err != nil {
+		return Mapped{}, err
+	}
+	return all[0], nil
 }
 
 // Table returns one table of a site by any spelling of its name, or NotFound.
@@ -480,42 +548,103 @@ type SideReport struct {
 // ReportSide stores an agent's findings. Capture counts as unbroken since the
 // first report of it after a report without; a report without, and one of another
 // shape, ends open requests whose rows it makes doubtful.
+//
+// Each table is stored for itself: a push goes through several in an order of its own.
 func (s *Store) ReportSide(ctx context.Context, site, side string, reports []SideReport) error {
-	return s.in(ctx, func(tx pgx.Tx) error {
-		for _, r := range reports {
-			if r.Unseen {
-				if _, err := tx.Exec(ctx, `UPDATE backfill_control.table_side SET problem = $3 WHERE table_id = $1 AND side = $2`, r.TableID, side, r.Problem); err != nil {
-					return err
-				}
-				continue
-			}
-			if !r.CaptureOK {
-				if err := broken(ctx, tx, r.TableID, side, r.Problem); err != nil {
-					return err
-				}
-			}
-			if r.Shape != "" {
-				if err := reshaped(ctx, tx, r.TableID, side, r.Shape); err != nil {
-					return err
-				}
-			}
-			var layout *int64
-			if r.LayoutID != 0 {
-				layout = &r.LayoutID
-			}
-			if _, err := tx.Exec(ctx, `
-				UPDATE backfill_control.table_side SET
-				       key = $3, key_types = $4, layout_id = $5,
-				       row_count = coalesce($6, row_count), estimated = CASE WHEN $6::bigint IS NULL THEN estimated ELSE $7 END,
-				       counted_at = CASE WHEN $6::bigint IS NULL THEN counted_at ELSE $8 END,
-				       capture_since = CASE WHEN NOT $9 THEN NULL WHEN capture_ok THEN capture_since ELSE clock_timestamp() END,
-				       capture_seen = CASE WHEN $9 THEN clock_timestamp() ELSE capture_seen END,
-				       capture_ok = $9, problem = nullif($10, '')
-				 WHERE table_id = $1 AND side = $2`,
-				r.TableID, side, r.Key, r.KeyTypes, layout, r.Rows, r.Estimated, r.CountedAt, r.CaptureOK, r.Problem); err != nil {
-				return err
-			}
+	asBefore, err := s.found(ctx, side, reports)
+	if err != nil {
+		return err
+	}
+	for _, r := range reports {
+		if asBefore[r.TableID] {
+			continue
 		}
-		return notify(ctx, tx, "site", site)
-	})
+		if err := s.in(ctx, func(tx pgx.Tx) error { return report(ctx, tx, side, r) }); err != nil {
+			return err
+		}
+	}
+	return s.in(ctx, func(tx pgx.Tx) error { return notify(ctx, tx, "site", site) })
+}
+
+func report(ctx context.Context, tx pgx.Tx, side string, r SideReport) error {
+	if r.Unseen {
+		_, err := tx.Exec(ctx, `UPDATE backfill_control.table_side SET problem = $3 WHERE table_id = $1 AND side = $2`, r.TableID, side, r.Problem)
+		return err
+	}
+	if !r.CaptureOK {
+		if err := broken(ctx, tx, r.TableID, side, r.Problem); err != nil {
+			return err
+		}
+	}
+	if r.Shape != "" {
+		if err := reshaped(ctx, tx, r.TableID, side, r.Shape); err != nil {
+			return err
+		}
+	}
+	var layout *int64
+	if r.LayoutID != 0 {
+		layout = &r.LayoutID
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE backfill_control.table_side SET
+		       key = $3, key_types = $4, layout_id = $5,
+		       row_count = coalesce($6, row_count), estimated = CASE WHEN $6::bigint IS NULL THEN estimated ELSE $7 END,
+		       counted_at = CASE WHEN $6::bigint IS NULL THEN counted_at ELSE $8 END,
+		       capture_since = CASE WHEN NOT $9 THEN NULL WHEN capture_ok THEN capture_since ELSE clock_timestamp() END,
+		       capture_seen = CASE WHEN $9 THEN clock_timestamp() ELSE capture_seen END,
+		       capture_ok = $9, problem = nullif($10, '')
+		 WHERE table_id = $1 AND side = $2`,
+		r.TableID, side, r.Key, r.KeyTypes, layout, r.Rows, r.Estimated, r.CountedAt, r.CaptureOK, r.Problem)
+	return err
+}
+
+// found stores, in one statement, the counts of tables of which nothing else has changed
+// since they were last reported, and returns those. An agent reports each of its tables
+// twice a minute, and of most there is never more to be said.
+func (s *Store) found(ctx context.Context, side string, reports []SideReport) (map[int32]bool, error) {
+	type report struct {
+		ID        int32     `json:"id"`
+		Key       []string  `json:"key"`
+		KeyTypes  []string  `json:"key_types"`
+		Layout    int64     `json:"layout"`
+		Rows      *int64    `json:"rows"`
+		Estimated bool      `json:"estimated"`
+		At        time.Time `json:"at"`
+		Capture   bool      `json:"capture"`
+		Shape     string    `json:"shape"`
+		Problem   string    `json:"problem"`
+	}
+	all := []report{}
+	for _, r := range reports {
+		if !r.Unseen {
+			all = append(all, report{r.TableID, r.Key, r.KeyTypes, r.LayoutID, r.Rows, r.Estimated, r.CountedAt, r.CaptureOK, r.Shape, r.Problem})
+		}
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		return nil, err
+	}
+	// An open request that the report makes doubtful is ended, whatever was known before.
+	rows, err := s.pool.Query(ctx, `
+		WITH r AS MATERIALIZED (
+		    SELECT * FROM json_to_recordset($2::text::json) r (id int, key text[], key_types text[], layout bigint, rows bigint, estimated bool, at timestamptz, capture bool, shape text, problem text)),
+		free AS MATERIALIZED (
+		    SELECT s.table_id FROM backfill_control.table_side s JOIN r ON r.id = s.table_id
+		     WHERE s.side = $1
+		       AND (s.key, s.key_types, coalesce(s.layout_id, 0), s.capture_ok, coalesce(s.shape, ''), coalesce(s.problem, ''))
+		           IS NOT DISTINCT FROM (r.key, r.key_types, r.layout, r.capture, r.shape, r.problem)
+		       AND NOT EXISTS (SELECT FROM backfill_control.request q JOIN backfill_control.direction d ON d.id = q.direction AND d.from_side = s.side
+		                        WHERE q.table_id = s.table_id AND q.state = ANY ($3) AND (NOT r.capture OR q.shape IS DISTINCT FROM r.shape))`+skipBusy+`)
+		UPDATE backfill_control.table_side s
+		   SET row_count = coalesce(r.rows, s.row_count), estimated = CASE WHEN r.rows IS NULL THEN s.estimated ELSE r.estimated END,
+		       counted_at = CASE WHEN r.rows IS NULL THEN s.counted_at ELSE r.at END, capture_seen = CASE WHEN r.capture THEN clock_timestamp() ELSE s.capture_seen END
+		  FROM r JOIN free ON free.table_id = r.id WHERE s.table_id = r.id AND s.side = $1
+		RETURNING s.table_id`, side, string(text), backfill.OpenStates())
+	if err != nil {
+		return nil, err
+	}
+	same := map[int32]bool{}
+	var id int32
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error { same[id] = true; return nil })
+	return same, err
 }

@@ -44,6 +44,9 @@ func (s *Store) CreateToken(ctx context.Context, by string, t Token, secret stri
 	if len(secret) < 16 {
 		return backfill.Errorf(backfill.Invalid, "a token needs at least 16 characters")
 	}
+	if err := t.given(); err != nil {
+		return err
+	}
 	hash := sha256.Sum256([]byte(secret))
 	return s.in(ctx, func(tx pgx.Tx) error {
 		if err := t.check(ctx, tx); err != nil {

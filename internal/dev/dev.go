@@ -134,7 +134,7 @@ func (e *environment) startTemporal(ctx context.Context) (err error) {
 		}
 		e.Temporal, e.console = e.temporal.HostPort, e.temporal.ConsoleURL
 	}
-	if e.client, err = (serve.Temporal{HostPort: e.Temporal}).Dial(e.log, e.figures); err != nil || e.temporal != nil {
+	if e.client, _, err = (serve.Temporal{HostPort: e.Temporal, Environment: e.temporal == nil}).Dial(e.log, e.figures); err != nil || e.temporal != nil {
 		return err
 	}
 	return e.awaitTemporal(ctx)
@@ -271,7 +271,7 @@ func (e *environment) configure(ctx context.Context) error {
 		return err
 	}
 	for _, db := range e.sides {
-		steps, err := db.SetupSteps(ctx, tables, "")
+		steps, err := db.SetupSteps(ctx, tables, side.Roles{})
 		if err != nil {
 			return err
 		}
@@ -313,7 +313,7 @@ func (e *environment) serve(ctx context.Context, l net.Listener) error {
 	for i, a := range e.agents {
 		registry.MustRegister(serve.AgentFigures(a, e.sides[i])...)
 	}
-	server := serve.HTTP(&api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}, api.Trust{}, e.log.Named("api"), registry)
+	server := serve.HTTP(&api.Service{Store: e.store, Runs: api.NewRuns(e.client), Log: e.log.Named("api"), PublicURL: e.url, ConsoleURL: e.console}, api.Trust{}, nil, e.log.Named("api"), registry)
 	cfg := worker.Config{Temporal: e.client, Name: serve.Name(), Keep: control.Keep{Requests: 90 * 24 * time.Hour, History: 30 * 24 * time.Hour}, Store: e.store, PublicURL: e.url, Log: e.log.Named("worker")}
 
 	g, ctx := errgroup.WithContext(ctx)

@@ -63,7 +63,11 @@ func (p *Postgres) initialize(ctx context.Context) error {
 }
 
 func (p *Postgres) initdb(ctx context.Context, dir, locale string) (output string, err error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"), "--username=postgres", "--auth=scram-sha-256",
+	auth := "scram-sha-256"
+	if p.opts.Fast {
+		auth = "md5" // makes a connection in a third of the time
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"), "--username=postgres", "--auth="+auth,
 		"--encoding=UTF8", "--locale="+locale, "--lc-messages=C")
 	if p.opts.Fast {
 		cmd.Args = append(cmd.Args, "--no-sync")

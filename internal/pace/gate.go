@@ -138,7 +138,7 @@ func (g *Gate) Judge(r *Reading) Verdict {
 	case !g.Measured():
 		return Verdict{Open: true, Why: "at most " + number(g.Limit) + " rows a second"}
 	case r == nil:
-		return closed(what+" has not been measured yet: is the agent of "+g.Side+" running?", "")
+		return closed(what+" has not been measured yet: the agent of "+g.Side+" does within seconds, when it runs", "")
 	case r.Age > g.maxAge():
 		return closed(fmt.Sprintf("%s was not measured for more than %s: is the agent of %s running?", what, g.maxAge(), g.Side),
 			fmt.Sprintf(" The last time was %s ago.", r.Age.Round(time.Second)))

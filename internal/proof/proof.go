@@ -33,12 +33,12 @@ type Leaf struct {
 	Buckets int32    `json:"buckets,omitempty"`
 
 	Count int64 `json:"count"`
-	// Sums are the sums of the two first 64-bit words, as signed numbers, of the
-	// SHA-256 of each row's encoding; "" when only the rows were counted.
-	Sums [2]string `json:"sums"`
+	// Digest is the SHA-256 of the rows' encodings in the order of their keys, in a bucket
+	// of the rows' own SHA-256 in their order, in hexadecimal; "" when the rows were only counted.
+	Digest string `json:"digest"`
 }
 
-// Hash is a leaf's node in the tree: over its range, its count and its sums.
+// Hash is a leaf's node in the tree: over its range, its count and its digest.
 func (l Leaf) Hash() [sha256.Size]byte {
 	h := newHasher("leaf")
 	h.key(l.Lower)
@@ -46,14 +46,13 @@ func (l Leaf) Hash() [sha256.Size]byte {
 	h.number(int64(l.Bucket))
 	h.number(int64(l.Buckets))
 	h.number(l.Count)
-	h.text(l.Sums[0])
-	h.text(l.Sums[1])
+	h.text(l.Digest)
 	return h.sum()
 }
 
 // Same reports whether the rows of the leaf are the same on both sides, as far as
 // was looked.
-func (l Leaf) Same(other Leaf) bool { return l.Count == other.Count && l.Sums == other.Sums }
+func (l Leaf) Same(other Leaf) bool { return l.Count == other.Count && l.Digest == other.Digest }
 
 // hasher writes values so that no two sequences of them look the same.
 type hasher struct{ hash.Hash }

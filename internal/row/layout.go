@@ -29,6 +29,11 @@ type Column struct {
 	Type string `json:"type"`
 	// Declared is the type as declared, for people and for the fingerprint.
 	Declared string `json:"declared"`
+	// Whole is the type behind domains, where a cast to Type would cut a value to their length.
+	Whole string `json:"whole,omitempty"`
+	// Parts says that a cast would cut within the value, an attribute of a composite for
+	// one: only the type's input function refuses what is too long.
+	Parts bool `json:"parts,omitempty"`
 	// Labels are an enum's labels in order.
 	Labels []string `json:"labels,omitempty"`
 	// Function says that the type's cast to text is a function rather than its output
@@ -116,16 +121,44 @@ func (c Column) textOf(ref string) string {
 	return "CASE WHEN " + ref + " IS DISTINCT FROM NULL THEN concat(" + ref + ") END"
 }
 
+// Respells reports whether keys that are equal may have different texts, as 1.0 and 1.00.
+func (l *Layout) Respells() bool {
+	return slices.ContainsFunc(l.KeyColumns(), func(c Column) bool {
+		switch c.Type {
+		case "smallint", "integer", "bigint", "uuid", "date":
+			return false
+		case "text", "character varying":
+			return c.Collation != "" // it may be a nondeterministic one
+		}
+		return true
+	})
+}
+
+// Printed is Text for a function that runs with rights which the table's owner has not:
+// whatever the column's type becomes, no cast of somebody's own making is called, only
+// the type's output function.
+func (c Column) Printed(source string) string {
+	if !c.Byte {
+		c.Function = true
+	}
+	return c.Text(source)
+}
+
 // KeyText is the SQL of a row's key as text[], from a row source of that alias.
-func (l *Layout) KeyText(source string) string { return array(l.KeyColumns(), source) }
+func (l *Layout) KeyText(source string) string { return array(l.KeyColumns(), source, Column.Text) }
+
+// KeyPrinted is KeyText by Printed.
+func (l *Layout) KeyPrinted(source string) string {
+	return array(l.KeyColumns(), source, Column.Printed)
+}
 
 // RowText is the SQL of a whole row as text[], from a row source of that alias.
-func (l *Layout) RowText(source string) string { return array(l.Columns, source) }
+func (l *Layout) RowText(source string) string { return array(l.Columns, source, Column.Text) }
 
-func array(columns []Column, source string) string {
+func array(columns []Column, source string, text func(Column, string) string) string {
 	parts := make([]string, len(columns))
 	for i, c := range columns {
-		parts[i] = c.Text(source)
+		parts[i] = text(c, source)
 	}
 	return "ARRAY[" + strings.Join(parts, ", ") + "]::text[]"
 }
@@ -261,12 +294,20 @@ func (c Column) Read(expr string) string {
 	case c.Via != "":
 		return expr + "::" + c.Via + "::" + c.Type
 	}
-	return expr + "::" + c.Type
+	return expr + "::" + c.whole()
+}
+
+// whole is the type to which a cast never cuts a value.
+func (c Column) whole() string {
+	if c.Whole != "" {
+		return c.Whole
+	}
+	return c.Type
 }
 
 // constant is a value of the column as a typed constant, under the column's collation.
 func (c Column) constant(text string) string {
-	value := "CAST(" + Literal(text) + " AS " + c.Type + ")"
+	value := "CAST(" + Literal(text) + " AS " + c.whole() + ")"
 	if c.Byte {
 		value = c.Read(Literal(text) + "::text")
 	}

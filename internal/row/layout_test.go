@@ -61,3 +61,18 @@ func TestComparisonsUseTheTypesOwnOperators(t *testing.T) {
 	require.Contains(t, after, `t."a" OPERATOR(pg_catalog.>=) CAST('1' AS integer)`)
 	require.Equal(t, `t."a" OPERATOR(pg_catalog.=) (k.key)[1]::integer AND t."b" OPERATOR(ext.=) (k.key)[2]::ext.citext`, l.KeyEquals("t", "k.key"))
 }
+
+func TestKeysOfTypesWithOneSpellingAreNotAskedForIt(t *testing.T) {
+	key := func(columns ...row.Column) bool {
+		l := row.Layout{}
+		for i, c := range columns {
+			c.Name = string(rune('a' + i))
+			l.Columns, l.Key = append(l.Columns, c), append(l.Key, c.Name)
+		}
+		return l.Respells()
+	}
+	require.False(t, key(row.Column{Type: "bigint"}, row.Column{Type: "uuid"}, row.Column{Type: "text"}))
+	require.True(t, key(row.Column{Type: "bigint"}, row.Column{Type: "numeric"}))
+	require.True(t, key(row.Column{Type: "text", Collation: `"public"."without_case"`}))
+	require.True(t, key(row.Column{Type: "public.citext"}))
+}

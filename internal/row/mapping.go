@@ -58,6 +58,30 @@ func (m *Mapping) KeyOf(source *Layout) bool {
 	return true
 }
 
+// On is the mapping with the receiver's columns as they are now: an expression gives what
+// such a column takes.
+func (m *Mapping) On(receiver *Layout) *Mapping {
+	out := *m
+	out.Columns = slices.Clone(m.Columns)
+	for i, c := range out.Columns {
+		if now, ok := receiver.Column(c.Name); ok {
+			out.Columns[i].Column = now
+		}
+	}
+	return &out
+}
+
+// Altered says which column of the receiver is of another type than the mapping was
+// checked for, or "".
+func (m *Mapping) Altered(receiver *Layout) string {
+	for _, c := range m.Columns {
+		if now, ok := receiver.Column(c.Name); ok && now.Declared != c.Declared {
+			return fmt.Sprintf("column %s is %s and was %s", Ident(c.Name), now.Declared, c.Declared)
+		}
+	}
+	return ""
+}
+
 // Missing returns the first source column that the mapping needs and a layout of the
 // source lacks, or "".
 func (m *Mapping) Missing(source *Layout) string {
@@ -193,18 +217,25 @@ func (m *Mapping) relation(first, from string) string {
 	return "(SELECT " + strings.Join(parts, ", ") + " FROM " + from + ")"
 }
 
-// value is the expression as the receiver would store it. A cast to a declared length
-// would cut a value that the table refuses.
+// value is the expression as the receiver would store it, where it does: what is too
+// long for the column stays as it is, because the table refuses it and a cast would cut it.
 func (c Mapped) value() string {
-	typ := c.Declared
-	switch c.Type {
-	case "character varying", "character", "bit", "bit varying", `"char"`:
-		typ = c.Type
+	whole, collate := c.whole(), ""
+	switch {
+	case c.Parts:
+		return "CAST(CAST((" + c.Expr + ") AS text) AS " + c.Declared + ")"
+	case c.Type == `"char"`:
+		return "CAST((" + c.Expr + ") AS " + c.Type + ")"
 	}
-	if c.Type == "character" {
-		typ = "bpchar" // character alone is of length 1
+	switch strings.TrimSuffix(whole, "[]") {
+	case "character varying", "bpchar":
+		collate = ` COLLATE "C"` // another may hold both for equal
+	case `"bit"`, "bit varying":
+	default:
+		return "CAST((" + c.Expr + ") AS " + c.Declared + ")"
 	}
-	return "CAST((" + c.Expr + ") AS " + typ + ")"
+	return "(SELECT CASE WHEN fits" + collate + " = whole" + collate + " THEN fits ELSE whole END FROM (SELECT whole, CAST(CAST(whole AS " + c.Declared + ") AS " + whole + ") AS fits FROM (SELECT CAST((" +
+		c.Expr + ") AS " + whole + ") AS whole) AS value) AS value)"
 }
 
 // RowFrom is the SQL of a mapped row as text[], from the text[] expression of a row of

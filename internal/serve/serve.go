@@ -5,6 +5,7 @@ package serve
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,34 +19,16 @@ import (
 	"go.temporal.io/sdk/client"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 
 	"backfill/activities"
 	"backfill/api"
 	"backfill/internal/control"
 	"backfill/internal/metrics"
+	"backfill/internal/oidc"
 	"backfill/internal/side"
 	"backfill/ui"
 	"backfill/worker"
 )
-
-// Temporal says where the workflow engine is.
-type Temporal struct{ HostPort, Namespace string }
-
-// reconnectWithin is how long after its return Temporal may still count as away: a
-// person whose approval was refused tries again at once.
-const reconnectWithin = time.Second
-
-// Dial makes a client that connects when it is first needed, so that a Temporal
-// that is away now is waited for by what needs it.
-// What the client and its workers report goes to figures.
-func (t Temporal) Dial(log *zap.Logger, figures *metrics.Temporal) (client.Client, error) {
-	reconnect := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
-	reconnect.Backoff.MaxDelay = reconnectWithin
-	return client.NewLazyClient(client.Options{HostPort: t.HostPort, Namespace: t.Namespace, Logger: worker.Logger(log.Named("temporal")), MetricsHandler: figures.Handler(),
-		ConnectionOptions: client.ConnectionOptions{DialOptions: []grpc.DialOption{grpc.WithConnectParams(reconnect)}}})
-}
 
 // NewLog logs to standard error as JSON, from info on, or from debug on.
 func NewLog(verbose bool) (*zap.Logger, error) {
@@ -59,11 +42,11 @@ func NewLog(verbose bool) (*zap.Logger, error) {
 
 // HTTP is the API with the web pages. Its figures, and those of the installation, are
 // added to a registry, which it shows at /metrics.
-func HTTP(service *api.Service, trust api.Trust, log *zap.Logger, registry *prometheus.Registry) *api.Server {
+func HTTP(service *api.Service, trust api.Trust, provider *oidc.Provider, log *zap.Logger, registry *prometheus.Registry) *api.Server {
 	registry.MustRegister(metrics.Installation{Store: service.Store, Temporal: service.Runs.Check}, metrics.Proof{Store: service.Store})
 	auth, changes := api.NewAuthBehind(service.Store, trust), api.NewChanges(service.Store, log)
 	return api.New(api.Config{Service: service, Auth: auth, Changes: changes, Log: log, Registry: registry,
-		Extra: func(e *echo.Echo) { ui.Mount(e, service, ui.Options{Auth: auth, Changes: changes}) }})
+		Extra: func(e *echo.Echo) { ui.Mount(e, service, ui.Options{Auth: auth, Changes: changes, Provider: provider}) }})
 }
 
 // API is the `backfill api` role.
@@ -74,6 +57,7 @@ type API struct {
 	Console   string // base URL of Temporal's web console, may be empty
 	PublicURL string // where people reach this process, may be empty
 	Trust     api.Trust
+	Provider  *oidc.Provider // signs people in who have no password here, may be nil
 	Log       *zap.Logger
 	Out       io.Writer // where a link to the first account is printed, which is not for logs
 }
@@ -87,7 +71,7 @@ func (a API) Run(ctx context.Context) error {
 	defer store.Disconnect()
 	figures, registry := metrics.NewTemporal(), metrics.Registry()
 	registry.MustRegister(figures, metrics.Pools{"control": store.Stat})
-	c, err := a.Temporal.Dial(a.Log, figures)
+	c, namespace, err := a.Temporal.Dial(a.Log, figures)
 	if err != nil {
 		return err
 	}
@@ -104,8 +88,9 @@ func (a API) Run(ctx context.Context) error {
 	if link != "" {
 		fmt.Fprintf(a.Out, "nobody can sign in yet; make the first account within an hour: %s/signin?link=%s\n", cmp.Or(a.PublicURL, "http://"+l.Addr().String()), link)
 	}
-	return HTTP(&api.Service{Store: store, Runs: api.NewRuns(c), Log: a.Log, PublicURL: a.PublicURL, ConsoleURL: a.Console,
-		Namespace: a.Temporal.Namespace}, a.Trust, a.Log, registry).Serve(ctx, l)
+	server := HTTP(&api.Service{Store: store, Runs: api.NewRuns(c), Log: a.Log, PublicURL: a.PublicURL, ConsoleURL: a.Console,
+		Namespace: namespace}, a.Trust, a.Provider, a.Log, registry)
+	return store.WhileKnown(ctx, func(ctx context.Context) error { return server.Serve(ctx, l) })
 }
 
 // Listen opens a TCP port, or says which one and what to do.
@@ -122,7 +107,7 @@ type Worker struct {
 	Control   string // connection string of the control database
 	Temporal  Temporal
 	PublicURL string // of the web pages, for links in Temporal's console; may be empty
-	Metrics   string // address to show the process's figures at; "" for nowhere
+	Metrics   string // address to show the process's figures and health at; "" for nowhere
 	Log       *zap.Logger
 }
 
@@ -133,12 +118,12 @@ func (w Worker) open(ctx context.Context, registry *prometheus.Registry) (cfg wo
 	}
 	figures := metrics.NewTemporal()
 	registry.MustRegister(figures, metrics.Pools{"control": store.Stat})
-	c, err := w.Temporal.Dial(w.Log, figures)
+	c, namespace, err := w.Temporal.Dial(w.Log, figures)
 	if err != nil {
 		store.Disconnect()
 		return cfg, nil, err
 	}
-	return worker.Config{Temporal: c, Name: Name(), Namespace: w.Temporal.Namespace, Store: store, PublicURL: w.PublicURL, Log: w.Log},
+	return worker.Config{Temporal: c, Name: Name(), Namespace: namespace, Deployment: w.Temporal.Deployment, Build: w.Temporal.Build, Store: store, PublicURL: w.PublicURL, Log: w.Log},
 		func() { c.Close(); store.Disconnect() }, nil
 }
 
@@ -151,8 +136,10 @@ func (w Worker) RunControl(ctx context.Context, keep control.Keep) error {
 	}
 	defer done()
 	cfg.Keep = keep
-	return w.beside(ctx, registry, func(ctx context.Context) error {
-		return Keep(ctx, w.Log, "control worker", func() error { return worker.Control(ctx, cfg) })
+	return cfg.Store.WhileKnown(ctx, func(ctx context.Context) error {
+		return w.beside(ctx, registry, needs(cfg), func(ctx context.Context) error {
+			return Keep(ctx, w.Log, "control worker", func() error { return worker.Control(ctx, cfg) })
+		})
 	})
 }
 
@@ -177,8 +164,12 @@ func (w Worker) RunAgent(ctx context.Context, site, sideName, database string, s
 		return err
 	}
 	registry.MustRegister(AgentFigures(agent, db)...)
-	return w.beside(ctx, registry, func(ctx context.Context) error {
-		return Keep(ctx, w.Log, "agent", func() error { return worker.Agent(ctx, cfg, agent) })
+	parts := needs(cfg)
+	parts["side"] = db.Ping
+	return cfg.Store.WhileKnown(ctx, func(ctx context.Context) error {
+		return w.beside(ctx, registry, parts, func(ctx context.Context) error {
+			return Keep(ctx, w.Log, "agent", func() error { return worker.Agent(ctx, cfg, agent) })
+		})
 	})
 }
 
@@ -191,8 +182,9 @@ func AgentFigures(a *activities.Agent, db *side.DB) []prometheus.Collector {
 	}
 }
 
-// beside runs a worker with its figures shown beside it. Both end together.
-func (w Worker) beside(ctx context.Context, registry *prometheus.Registry, run func(context.Context) error) error {
+// beside runs a worker with its figures and its health shown beside it. Both end
+// together.
+func (w Worker) beside(ctx context.Context, registry *prometheus.Registry, parts parts, run func(context.Context) error) error {
 	if w.Metrics == "" {
 		return run(ctx)
 	}
@@ -200,7 +192,11 @@ func (w Worker) beside(ctx context.Context, registry *prometheus.Registry, run f
 	if err != nil {
 		return fmt.Errorf("%w: free the port or choose another address with --metrics", err)
 	}
-	server := &http.Server{Handler: metrics.Handler(registry), ReadHeaderTimeout: 10 * time.Second}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", metrics.Handler(registry))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"status":"ok"}`+"\n") })
+	mux.Handle("/readyz", parts)
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -214,6 +210,33 @@ func (w Worker) beside(ctx context.Context, registry *prometheus.Registry, run f
 	})
 	w.Log.Info("figures are shown", zap.String("address", "http://"+l.Addr().String()+"/metrics"))
 	return g.Wait()
+}
+
+// parts are what a worker needs to work, by name.
+type parts map[string]func(context.Context) error
+
+func needs(cfg worker.Config) parts {
+	return parts{"database": cfg.Store.Ping, "temporal": func(ctx context.Context) error {
+		_, err := cfg.Temporal.CheckHealth(ctx, &client.CheckHealthRequest{})
+		return err
+	}}
+}
+
+// ServeHTTP answers /readyz: 503 while one of the parts is away, and says which. Why
+// is in the process's log and on the site's page.
+func (p parts) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), 3*time.Second)
+	defer cancel()
+	status, out := http.StatusOK, map[string]string{"status": "ready"}
+	for name, answers := range p {
+		out[name] = "ok"
+		if answers(ctx) != nil {
+			status, out["status"], out[name] = http.StatusServiceUnavailable, "not ready", "away"
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(out)
 }
 
 // Name tells one process from another in leases and on pages.

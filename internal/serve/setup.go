@@ -13,7 +13,7 @@ import (
 type Setup struct {
 	Control, Database string // connection strings
 	Site, Side        string
-	Role              string   // the role the agent signs in as; "" = the one of Database
+	Roles             side.Roles
 	Tables            []string // whose rights are given too, although they are not configured yet
 }
 
@@ -52,7 +52,7 @@ func (s Setup) Steps(ctx context.Context, apply bool) ([]side.Step, error) {
 	if site.OneDatabase {
 		db.ShareDatabase()
 	}
-	steps, err := db.SetupSteps(ctx, tables, s.Role)
+	steps, err := db.SetupSteps(ctx, tables, s.Roles)
 	if err != nil || !apply {
 		return steps, err
 	}

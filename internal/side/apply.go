@@ -42,11 +42,10 @@ type Feed struct {
 	Entry func(ctx context.Context, seq int64) (Entry, error)
 	// Layout returns the layout rows were read under.
 	Layout func(ctx context.Context, id int64) (*row.Layout, error)
-	// Tables returns the site's tables by id; their apply order is heeded. It is asked
-	// after Next, so that it knows by which policy what comes was pushed.
-	Tables func(context.Context) (map[int32]backfill.Table, error)
-	// Mapping returns how a table's rows are made that has another shape here.
-	Mapping func(ctx context.Context, tableID int32) (*row.Mapping, error)
+	// Tables returns the site's tables by id, whose apply order is heeded, and how the
+	// rows are made of those that have another shape here. It is asked after Next, so that
+	// it knows by which policy what comes was pushed.
+	Tables func(context.Context) (map[int32]backfill.Table, map[int32]*row.Mapping, error)
 	// Sent is the last push of this side that the control database knows, and what it
 	// has sent of tables captured on both sides, see DB.Fence; asked only where there are.
 	Sent func(context.Context) (batch int64, nonce string, own func(io.Writer) error, err error)
@@ -115,7 +114,7 @@ func (db *DB) Apply(ctx context.Context, f Feed) (a Applied, err error) {
 }
 
 func newBatch(db *DB, tx pgx.Tx, f Feed) *batch {
-	return &batch{db: db, tx: tx, feed: f, targets: map[int32]*Table{}, mappings: map[int32]*row.Mapping{}, layouts: map[int64]*row.Layout{}}
+	return &batch{db: db, tx: tx, feed: f, targets: map[int32]*Table{}, layouts: map[int64]*row.Layout{}}
 }
 
 func (db *DB) applyOnce(ctx context.Context, f Feed) (a Applied, err error) {
@@ -235,7 +234,7 @@ func (b *batch) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if b.tables, err = b.feed.Tables(ctx); err != nil {
+	if b.tables, b.mappings, err = b.feed.Tables(ctx); err != nil {
 		return err
 	}
 	for _, t := range b.tables {
@@ -569,11 +568,6 @@ func (b *batch) resolve(ctx context.Context, g *group) (problem string, deletes 
 	}
 	g.order = t.ApplyOrder
 	if g.target = b.targets[g.tableID]; g.target == nil {
-		if t.Mapping != nil {
-			if b.mappings[g.tableID], err = b.feed.Mapping(ctx, g.tableID); err != nil {
-				return "", false, err
-			}
-		}
 		if g.target, err = describeKeyed(ctx, b.tx, t.Relation(b.db.Side), b.mappings[g.tableID].KeyOrNil()); err != nil {
 			return "", false, err
 		}
@@ -618,6 +612,7 @@ func (b *batch) mapped(g *group, table string) (problem string, deletes bool, er
 	case missing != "":
 		return fmt.Sprintf("column %s of %s, which its mapping uses, was not there when the row was read: set another mapping, then retry", row.Ident(missing), table), true, nil
 	}
+	g.mapping = g.mapping.On(g.target.Layout)
 	g.sent, g.layout = g.layout, g.mapping.Layout(nil)
 	for _, c := range g.layout.Columns {
 		if _, ok := g.target.Layout.Column(c.Name); !ok {

@@ -217,7 +217,7 @@ func TestSetupRepairsAndIsIdempotent(t *testing.T) {
 	}
 
 	// A table that is captured no longer loses its triggers.
-	steps, err := p.From.SetupSteps(t.Context(), nil, "")
+	steps, err := p.From.SetupSteps(t.Context(), nil, side.Roles{})
 	require.NoError(t, err)
 	require.NoError(t, p.From.Setup(t.Context(), steps))
 	require.Zero(t, testkit.Value[int](t, p.S, `SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal`))
@@ -233,7 +233,7 @@ func TestGuarantee9_SetupDoesNotQueueWriters(t *testing.T) {
 	p.Tables["public.t"] = backfill.Table{Name: "public.t", CapturedFrom: []string{testkit.Source}}
 	writer := testkit.Session(t, p.SourceDSN)
 	testkit.Exec(t, writer, `BEGIN; INSERT INTO t VALUES (1)`)
-	steps, err := p.From.SetupSteps(t.Context(), []backfill.Table{p.Tables["public.t"]}, "")
+	steps, err := p.From.SetupSteps(t.Context(), []backfill.Table{p.Tables["public.t"]}, side.Roles{})
 	require.NoError(t, err)
 	done := make(chan error, 1)
 	go func() { done <- p.From.Setup(t.Context(), steps) }()

@@ -31,6 +31,9 @@ import (
 // here lies between them, and in a table without any page, no row is loaded either, and
 // fresh is called in place of store: all are inserts.
 //
+// A row whose key cannot be read as the types of the key here has the effect ? too, with
+// PostgreSQL's reason.
+//
 // With a mapping the effect is that of the row that it makes, and that row follows, or
 // why there is none; such a row has the effect ?, and the row that is here is in the
 // columns that the mapping makes.
@@ -65,6 +68,7 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Re
 			if !mapping.KeyOf(layout) {
 				return fmt.Errorf("%w: its mapping was made for another key than the rows have: set the mapping again", ErrLayout)
 			}
+			mapping = mapping.On(t.Layout)
 			seen = mapping.Layout(nil)
 		}
 		here, err := asStaged(seen, t.Layout)
@@ -73,7 +77,8 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Re
 		}
 		// A row may have a character that a database of another encoding lacks: all are loaded.
 		anyCharacter := tx.Conn().PgConn().ParameterStatus("server_encoding") == "UTF8"
-		if keys != nil && anyCharacter && mapping == nil {
+		alike := sameKeyTypes(layout, t.Layout)
+		if keys != nil && anyCharacter && mapping == nil && alike {
 			if none, err := nothingBetween(ctx, tx, t, layout, bounds); err != nil {
 				return err
 			} else if none {
@@ -94,9 +99,14 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Re
 			if err := load(`n, key`, keys); err != nil {
 				return err
 			}
+			if !alike {
+				if err := readableKeys(ctx, tx, t.Layout); err != nil {
+					return err
+				}
+			}
 			wanted := fmt.Sprintf(`USING %s t WHERE %s`, t.SQL, t.Layout.KeyEquals("t", "c.key"))
 			if mapping != nil || !anyCharacter {
-				wanted = "" // all: what is made of each is shown, or a row may have a character that this database lacks
+				wanted = "WHERE c.problem IS NULL" // all: what is made of each is shown, or a row may have a character that this database lacks
 			}
 			var numbers []int64
 			if err := tx.QueryRow(ctx, `
@@ -111,13 +121,14 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Re
 					if missing := mapping.Missing(layout); missing != "" {
 						return fmt.Errorf("%w: its mapping uses column %s, which the rows do not have", ErrLayout, row.Ident(missing))
 					}
-					if err := transformChunk(ctx, tx, mapping.RowFrom(layout, `c."row"`), numbers); err != nil {
+					made := `UPDATE pg_temp.chunk c SET "row" = ` + mapping.RowFrom(layout, `c."row"`) + ` WHERE c.n = ANY ($1)`
+					if err := eachOrWhy(ctx, tx, made, numbers); err != nil {
 						return err
 					}
 				}
 			}
 		}
-		result := "NULL::text[], NULL::text"
+		result := "NULL::text[], c.problem"
 		if mapping != nil {
 			result = `c."row", c.problem`
 		}
@@ -136,11 +147,25 @@ func (db *DB) Classify(ctx context.Context, requestID int64, tableID int32, r Re
 	})
 }
 
-// transformChunk makes the mapped rows of those numbered, each by halves where one
-// cannot be made: that one says why.
-func transformChunk(ctx context.Context, tx pgx.Tx, made string, numbers []int64) error {
+// readableKeys marks the keys of the chunk that cannot be read as the types of a table's
+// key, and forgets them: no row of it has such a key.
+func readableKeys(ctx context.Context, tx pgx.Tx, here *row.Layout) error {
+	var numbers []int64
+	if err := tx.QueryRow(ctx, `SELECT array_agg(n) FROM pg_temp.chunk`).Scan(&numbers); err != nil || numbers == nil {
+		return err
+	}
+	if err := eachOrWhy(ctx, tx, `SELECT count(ROW(`+strings.Join(here.KeyFrom("c.key"), ", ")+`)) FROM pg_temp.chunk c WHERE c.n = ANY ($1)`, numbers); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, `UPDATE pg_temp.chunk SET key = NULL WHERE problem IS NOT NULL`)
+	return err
+}
+
+// eachOrWhy runs sql for the rows of the chunk that are numbered, by halves where it is
+// refused for some: each of those says why.
+func eachOrWhy(ctx context.Context, tx pgx.Tx, sql string, numbers []int64) error {
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE pg_temp.chunk c SET "row" = `+made+` WHERE c.n = ANY ($1)`, numbers)
+		_, err := tx.Exec(ctx, sql, numbers)
 		return err
 	})
 	switch {
@@ -151,10 +176,15 @@ func transformChunk(ctx context.Context, tx pgx.Tx, made string, numbers []int64
 		return err
 	}
 	half := len(numbers) / 2
-	if err := transformChunk(ctx, tx, made, numbers[:half]); err != nil {
+	if err := eachOrWhy(ctx, tx, sql, numbers[:half]); err != nil {
 		return err
 	}
-	return transformChunk(ctx, tx, made, numbers[half:])
+	return eachOrWhy(ctx, tx, sql, numbers[half:])
+}
+
+// sameKeyTypes reports whether every staged key can be read as one of a table here.
+func sameKeyTypes(staged, here *row.Layout) bool {
+	return slices.EqualFunc(staged.KeyColumns(), here.KeyColumns(), func(a, b row.Column) bool { return a.Type == b.Type })
 }
 
 // nothingBetween reports whether the table holds no row of a chunk, as far as that is

@@ -2,6 +2,7 @@ package side
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ type Compared struct {
 	Layout  *row.Layout // of this side, when the run began; the table must still have it
 	Shape   string      // and this shape
 	Rows    string      // the SQL of row t, encoded for comparison
+	Bytes   string      // and of the bytes by which it is hashed
 	Both    bool        // captured on the receiver too: its own unsent changes count as in flight
 }
 
@@ -33,19 +35,6 @@ type Reading struct {
 	Position int64  // how far the other side's changes had been applied here
 	Reads    int64  // the number of the read
 }
-
-// digest turns encoded rows (a text[]) into the first 128 bits of their SHA-256. array_send
-// is self-delimiting and tells NULL from the empty text.
-func digest(rows string) string {
-	return "('x' || encode(substr(sha256(array_send(" + rows + ")), 1, 16), 'hex'))::bit(128)"
-}
-
-// undigested stands for the digest of rows that are only counted.
-const undigested = "NULL::bit(128)"
-
-// sums adds up the two words of the digests h of a query's rows. Word for word a sum
-// keeps what XOR would cancel.
-const sums = `count(*), coalesce(sum(h::bit(64)::bigint), 0)::text, coalesce(sum((h << 64)::bit(64)::bigint), 0)::text`
 
 // bucket is the SQL of the bucket of row t: by the text of its key, so that it is the
 // same on both sides whatever order their collations have.
@@ -80,7 +69,7 @@ func (db *DB) compare(ctx context.Context, c Compared, fn func(pgx.Tx, *Table) e
 			return err
 		}
 		// Ranges are narrow and the planner may not know how large the table is.
-		if _, err := tx.Exec(ctx, `SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on`); err != nil {
+		if _, err := tx.Exec(ctx, `SET LOCAL enable_seqscan = off; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on; `+inOrder); err != nil {
 			return err
 		}
 		return fn(tx, t)
@@ -97,51 +86,33 @@ func (db *DB) reading(ctx context.Context, tx pgx.Tx, tableID int32) (r Reading,
 	return r, db.orNotSetUp(err)
 }
 
-// CutLeaves reads up to limit rows after a key, nil for the beginning, and cuts them
-// into leaves of size rows each; hashed says whether the rows are hashed or only
-// counted. When fewer rows than limit were left the last leaf is open to the end, and
-// end is true.
-func (db *DB) CutLeaves(ctx context.Context, c Compared, after backfill.Key, first int64, size, limit int, hashed bool) (leaves []proof.Leaf, r Reading, end bool, err error) {
+// CutLeaves cuts up to most leaves of size rows each after a key, nil for the beginning;
+// hashed says whether their rows are hashed or only counted. The table's last leaf may
+// have fewer rows, and is open to the end; end says that it is among them.
+func (db *DB) CutLeaves(ctx context.Context, c Compared, after backfill.Key, first int64, size, most int, hashed bool) (leaves []proof.Leaf, r Reading, end bool, err error) {
 	r, err = db.compare(ctx, c, func(tx pgx.Tx, t *Table) error {
-		h := undigested
-		if hashed {
-			h = digest(c.Rows)
-		}
-		// OFFSET 0 keeps the digest from being worked out once per use.
-		rows, err := tx.Query(ctx, fmt.Sprintf(`
-			SELECT max(CASE WHEN backfill_rn %% %[1]d = 0 THEN k END), %[2]s
-			  FROM (SELECT t.backfill_rn, CASE WHEN t.backfill_rn %% %[1]d = 0 THEN %[3]s END AS k, %[4]s AS h
-			          FROM (SELECT row_number() OVER (ORDER BY %[5]s) AS backfill_rn, t.* FROM %[6]s t WHERE %[7]s ORDER BY %[5]s LIMIT %[8]d) t OFFSET 0) x
-			 GROUP BY (backfill_rn - 1) / %[1]d ORDER BY (backfill_rn - 1) / %[1]d`,
-			size, sums, t.Layout.KeyText("t"), h, t.Layout.KeyRefs("t"), t.SQL, inRange(t.Layout, proof.Leaf{Lower: after}), limit))
-		if err != nil {
-			return err
-		}
-		var l proof.Leaf
-		var read int64
-		lower := []string(after)
-		if _, err := pgx.ForEachRow(rows, []any{&l.Upper, &l.Count, &l.Sums[0], &l.Sums[1]}, func() error {
-			l.N, l.Lower = first+int64(len(leaves)), lower
-			if !hashed {
-				l.Sums = [2]string{}
+		for l := (proof.Leaf{N: first, Lower: after}); len(leaves) < most && !end; l = (proof.Leaf{N: l.N + 1, Lower: l.Upper}) {
+			rows, err := tx.Query(ctx, nextSQL(t, l, size, 2))
+			if err != nil {
+				return err
 			}
-			leaves, lower, read = append(leaves, l), l.Upper, read+l.Count
-			l.Upper = nil // the next key gets a slice of its own
-			return nil
-		}); err != nil {
-			return err
-		}
-		if end = read < int64(limit); !end {
-			return nil
-		}
-		if len(leaves) == 0 {
-			l := proof.Leaf{N: first, Lower: lower}
+			last, err := pgx.CollectRows(rows, pgx.RowTo[[]string])
+			if err != nil {
+				return err
+			}
+			if end = len(last) < 2; !end {
+				l.Upper = last[0]
+			}
 			if hashed {
-				l.Sums = [2]string{"0", "0"}
+				err = hashLeaf(ctx, tx, t, c.Bytes, &l)
+			} else {
+				err = countLeaf(ctx, tx, t, &l)
+			}
+			if err != nil {
+				return err
 			}
 			leaves = append(leaves, l)
 		}
-		leaves[len(leaves)-1].Upper = nil
 		return nil
 	})
 	return leaves, r, end, err
@@ -154,32 +125,26 @@ func (db *DB) HashLeaves(ctx context.Context, c Compared, leaves []proof.Leaf, h
 		out = slices.Clone(leaves)
 		buckets := map[int32]*proof.Leaf{}
 		for i := range out {
-			l := &out[i]
-			l.Count, l.Sums = 0, [2]string{}
-			if l.Buckets > 0 {
-				if hashed(*l) {
-					l.Sums = [2]string{"0", "0"}
-				}
+			var err error
+			switch l := &out[i]; {
+			case l.Buckets > 0:
 				buckets[l.Bucket] = l
-				continue
+			case hashed(*l):
+				err = hashLeaf(ctx, tx, t, c.Bytes, l)
+			default:
+				err = countLeaf(ctx, tx, t, l)
 			}
-			if hashed(*l) {
-				if err := hashLeaf(ctx, tx, t, digest(c.Rows), l); err != nil {
-					return err
-				}
-				continue
-			}
-			if err := hashLeaf(ctx, tx, t, undigested, l); err != nil {
+			if err != nil {
 				return err
 			}
-			l.Sums = [2]string{}
 		}
 		return hashBuckets(ctx, tx, c, t, buckets, hashed)
 	})
 	return out, r, err
 }
 
-// hashBuckets hashes buckets in one pass over the table.
+// hashBuckets hashes buckets in one pass over the table. A bucket's rows have no order
+// that is the same on both sides but that of their hashes.
 func hashBuckets(ctx context.Context, tx pgx.Tx, c Compared, t *Table, buckets map[int32]*proof.Leaf, hashed func(proof.Leaf) bool) error {
 	if len(buckets) == 0 {
 		return nil
@@ -188,31 +153,29 @@ func hashBuckets(ctx context.Context, tx pgx.Tx, c Compared, t *Table, buckets m
 	var of int32
 	for n, l := range buckets {
 		all, of = append(all, n), l.Buckets
-		if hashed(*l) {
-			some = append(some, n)
+		if l.Count, l.Digest = 0, ""; hashed(*l) {
+			some, l.Digest = append(some, n), nothing
 		}
 	}
 	rows, err := tx.Query(ctx, fmt.Sprintf(`
-		SELECT backfill_bucket::int, %s
-		  FROM (SELECT backfill_bucket, CASE WHEN backfill_bucket = ANY ('%s'::bigint[]) THEN %s END AS h
+		SELECT backfill_bucket::int, count(*), coalesce(encode(sha256(string_agg(h, ''::bytea ORDER BY h)), 'hex'), '')
+		  FROM (SELECT backfill_bucket, CASE WHEN backfill_bucket = ANY ('%s'::bigint[]) THEN sha256(%s) END AS h
 		          FROM (SELECT %s AS backfill_bucket, t.* FROM %s t OFFSET 0) t WHERE backfill_bucket = ANY ('%s'::bigint[]) OFFSET 0) x
-		 GROUP BY 1`, sums, numbers(some), digest(c.Rows), bucket(t.Layout, of), t.SQL, numbers(all)))
+		 GROUP BY 1`, numbers(some), c.Bytes, bucket(t.Layout, of), t.SQL, numbers(all)))
 	if err != nil {
 		return err
 	}
 	var n int32
-	var count int64
-	var got [2]string
-	_, err = pgx.ForEachRow(rows, []any{&n, &count, &got[0], &got[1]}, func() error {
-		l := buckets[n]
-		l.Count = count
-		if hashed(*l) {
-			l.Sums = got
-		}
+	var l proof.Leaf
+	_, err = pgx.ForEachRow(rows, []any{&n, &l.Count, &l.Digest}, func() error {
+		buckets[n].Count, buckets[n].Digest = l.Count, l.Digest
 		return nil
 	})
 	return err
 }
+
+// nothing is the digest of no rows.
+var nothing = fmt.Sprintf("%x", sha256.Sum256(nil))
 
 func numbers(list []int32) string {
 	parts := make([]string, len(list))
@@ -243,10 +206,11 @@ func (db *DB) CopyLeafRows(ctx context.Context, c Compared, run int64, leaves []
 				return err
 			}
 			// No temporary table: that would give the transaction an id, and its snapshot with it.
+			// A leaf's number is taken once, not for each of its keys: that reads all of them.
 			sql = fmt.Sprintf(`
 				SELECT %d::bigint, k.leaf, k.key, t.tableoid IS NOT NULL, CASE WHEN t.tableoid IS NOT NULL THEN %s END
-				  FROM (SELECT (l->>'leaf')::bigint AS leaf, ARRAY(SELECT json_array_elements_text(k)) AS key
-				          FROM json_array_elements(%s) l, json_array_elements(l->'keys') k OFFSET 0) k
+				  FROM (SELECT l.leaf, ARRAY(SELECT json_array_elements_text(k)) AS key
+				          FROM (SELECT (l->>'leaf')::bigint AS leaf, l->'keys' AS keys FROM json_array_elements(%s) l OFFSET 0) l, json_array_elements(l.keys) k OFFSET 0) k
 				  LEFT JOIN %s t ON %s`, run, c.Rows, row.Literal(string(text)), t.SQL, t.Layout.KeyEquals("t", "k.key"))
 		} else {
 			sql = strings.Join(leafRows(c, t, leaves, func(leaf string) string {

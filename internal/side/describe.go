@@ -23,6 +23,7 @@ type Table struct {
 	Partitions []string    // quoted names of all partitions at all levels
 	Ancestors  []string    // quoted names of the tables it is a partition of
 	Ruled      bool        // it has rules for INSERT or UPDATE
+	Unwritable string      // what the agent's role lacks to write it, and how it gets that; "" for nothing
 	// Shape changes when rows may have changed, come or gone without an event of
 	// theirs: a column was altered, a partition attached or detached, the table replaced.
 	Shape   string
@@ -41,6 +42,9 @@ func (t *Table) Unfit(c backfill.Table, side string, all []backfill.Table) strin
 		return t.Problem
 	case t.Ruled && c.Receives(side):
 		return fmt.Sprintf("%s has rules for INSERT or UPDATE, with which rows cannot be written here: drop or disable them, triggers do the same", t.Name)
+	}
+	if c.Receives(side) && t.Unwritable != "" {
+		return t.Unwritable
 	}
 	// The one that was configured first stays.
 	for _, other := range all {
@@ -81,6 +85,7 @@ func describeKeyed(ctx context.Context, tx pgx.Tx, name string, columns []string
 	}
 	t := &Table{Name: parsed, SQL: row.Ident(parsed.Schema, parsed.Name)}
 	var kind, persistence, role string
+	var lacks []string
 	var system, ours, inherits, foreign, readable, hidden bool
 	err = tx.QueryRow(ctx, `
 		SELECT c.oid, c.relkind::text, c.relpersistence::text,
@@ -92,13 +97,14 @@ func describeKeyed(ctx context.Context, tx pgx.Tx, name string, columns []string
 		               JOIN pg_namespace s ON s.oid = k.relnamespace WHERE k.oid <> c.oid),
 		       EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = c.oid AND w.ev_type IN ('2', '3') AND w.ev_enabled <> 'D'),
 		       quote_ident(current_user), has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
+		       ARRAY(SELECT p FROM unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) p WHERE NOT has_table_privilege(c.oid, p)),
 		       CASE WHEN c.relrowsecurity THEN row_security_active_for_us.active ELSE false END
 		  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace,
 		       -- row_security is off here, so ask by rights: owner unless forced, superuser, BYPASSRLS
 		       LATERAL (SELECT NOT (r.rolsuper OR r.rolbypassrls OR NOT c.relforcerowsecurity AND pg_has_role(c.relowner, 'USAGE')) AS active
 		                  FROM pg_roles r WHERE r.rolname = current_user) row_security_active_for_us
 		 WHERE n.nspname = $1 AND c.relname = $2`, parsed.Schema, parsed.Name).
-		Scan(&t.OID, &kind, &persistence, &system, &ours, &inherits, &foreign, &t.Ancestors, &t.Ruled, &role, &readable, &hidden)
+		Scan(&t.OID, &kind, &persistence, &system, &ours, &inherits, &foreign, &t.Ancestors, &t.Ruled, &role, &readable, &lacks, &hidden)
 	if errors.Is(err, pgx.ErrNoRows) {
 		t.Problem = fmt.Sprintf("there is no table %s: create it, or check how its name is written", parsed)
 		return t, nil
@@ -120,10 +126,13 @@ func describeKeyed(ctx context.Context, tx pgx.Tx, name string, columns []string
 	case inherits:
 		t.Problem = fmt.Sprintf("%s takes part in inheritance, where a row can be in two tables: use partitioning, or sync each table by itself", parsed)
 	case !readable:
-		t.Problem = fmt.Sprintf("the agent's role %s may not read %s: as the owner run GRANT USAGE ON SCHEMA %s TO %s; GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO %s; or backfill setup with --table %s",
+		t.Problem = fmt.Sprintf("the agent's role %s may not read %s: as the owner run GRANT USAGE ON SCHEMA %s TO %s; GRANT SELECT ON %s TO %s (and INSERT, UPDATE, DELETE where it receives); or backfill setup with --table %s",
 			role, parsed, row.Ident(parsed.Schema), role, t.SQL, role, parsed)
 	case hidden:
 		t.Problem = fmt.Sprintf("row security of %s hides rows from the agent's role: give the role BYPASSRLS, or let the table's owner run the agent", parsed)
+	}
+	if len(lacks) > 0 {
+		t.Unwritable = fmt.Sprintf("the agent's role %s may not write %s: as the owner run GRANT %s ON %s TO %s; or run backfill setup again", role, parsed, strings.Join(lacks, ", "), t.SQL, role)
 	}
 	if t.Problem != "" {
 		return t, nil
@@ -173,7 +182,14 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 		WITH RECURSIVE base AS (
 		    SELECT a.attnum, a.atttypid AS typ FROM pg_attribute a WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped
 		    UNION ALL
-		    SELECT b.attnum, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.typ WHERE t.typtype = 'd')
+		    SELECT b.attnum, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.typ WHERE t.typtype = 'd'),
+		-- behind domains, and behind an array of them
+		within (attnum, typ, many) AS (
+		    SELECT b.attnum, b.typ, false FROM base b JOIN pg_type t ON t.oid = b.typ WHERE t.typtype <> 'd'
+		    UNION ALL
+		    SELECT w.attnum, CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END, true FROM within w JOIN pg_type t ON t.oid = w.typ
+		     WHERE t.typtype = 'd' OR t.typinput = 'array_in'::regproc AND NOT w.many),
+		cut (typ) AS (VALUES ('varchar'::regtype), ('bpchar'), ('bit'), ('varbit'))
 		SELECT a.attname::text, format_type(a.atttypid, -1), format_type(a.atttypid, a.atttypmod),
 		       a.attidentity = 'a',
 		       coalesce((SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e WHERE e.enumtypid = t.oid), '{}'),
@@ -183,17 +199,23 @@ func layout(ctx context.Context, tx pgx.Tx, oid uint32) (*row.Layout, error) {
 		                  WHERE NOT EXISTS (SELECT FROM pg_cast c WHERE c.castsource = v.via::regtype AND c.casttarget = t.oid AND c.castmethod = 'f') ORDER BY v.n LIMIT 1), ''),
 		       t.oid = '"char"'::regtype,
 		       coalesce((SELECT quote_ident(n.nspname) || '.' || quote_ident(c.collname) FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
-		                  WHERE c.oid = a.attcollation AND (c.collname <> 'default' OR a.attcollation <> d.typcollation)), '')
+		                  WHERE c.oid = a.attcollation AND (c.collname <> 'default' OR a.attcollation <> d.typcollation)), ''),
+		       coalesce(nullif(w.whole, format_type(a.atttypid, -1)), ''),
+		       w.whole IS NULL AND (d.typtype <> 'b' OR d.typelem <> 0) AND EXISTS (
+		           WITH RECURSIVE part (typ) AS (SELECT a.atttypid UNION SELECT u.typ FROM part p JOIN pg_type t ON t.oid = p.typ, LATERAL (
+		               SELECT t.typbasetype UNION SELECT t.typelem UNION SELECT c.atttypid FROM pg_attribute c WHERE c.attrelid = t.typrelid AND c.attnum > 0) u (typ) WHERE u.typ <> 0)
+		           SELECT FROM part JOIN cut USING (typ))
 		  FROM pg_attribute a
 		  JOIN pg_type d ON d.oid = a.atttypid
 		  JOIN base b ON b.attnum = a.attnum JOIN pg_type t ON t.oid = b.typ AND t.typtype <> 'd'
+		  LEFT JOIN (SELECT within.attnum, format_type(typ, -1) || CASE WHEN many THEN '[]' ELSE '' END AS whole FROM within JOIN cut USING (typ)) w ON w.attnum = a.attnum
 		 WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 		 ORDER BY a.attnum`, oid)
 	if err != nil {
 		return nil, err
 	}
 	l.Columns, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (c row.Column, err error) {
-		err = r.Scan(&c.Name, &c.Type, &c.Declared, &c.AlwaysIdentity, &c.Labels, &c.Function, &c.Via, &c.Byte, &c.Collation)
+		err = r.Scan(&c.Name, &c.Type, &c.Declared, &c.AlwaysIdentity, &c.Labels, &c.Function, &c.Via, &c.Byte, &c.Collation, &c.Whole, &c.Parts)
 		if len(c.Labels) == 0 {
 			c.Labels = nil
 		}
@@ -252,18 +274,19 @@ func key(ctx context.Context, tx pgx.Tx, oid uint32, l *row.Layout, wanted []str
 		return unusable, err
 	}
 	rows, err = tx.Query(ctx, `
-		WITH best AS (SELECT indrelid, indkey, indclass, indnkeyatts FROM pg_index WHERE indexrelid = $1::oid)
 		SELECT a.attname::text,
 		       CASE WHEN n.nspname <> 'pg_catalog' THEN quote_ident(n.nspname) ELSE '' END,
 		       ARRAY(SELECT x.oprname::text FROM pg_amop y JOIN pg_operator x ON x.oid = y.amopopr
 		              WHERE y.amopfamily = o.opcfamily AND y.amoplefttype = o.opcintype AND y.amoprighttype = o.opcintype AND y.amoppurpose = 's' ORDER BY y.amopstrategy)
-		  FROM best CROSS JOIN generate_series(0, best.indnkeyatts - 1) k
+		  FROM pg_index best CROSS JOIN generate_series(0, best.indnkeyatts - 1) k
 		  JOIN pg_attribute a ON a.attrelid = best.indrelid AND a.attnum = best.indkey[k]
-		  JOIN pg_opclass i ON i.oid = best.indclass[k]
+		  -- OFFSET 0: one after the other by index; all at once take longer than what is told
+		  CROSS JOIN LATERAL (SELECT opcmethod, opcintype FROM pg_opclass WHERE oid = best.indclass[k] OFFSET 0) i
 		  -- the type's default operators, which ORDER BY uses, be the index of another class
-		  JOIN pg_opclass o ON o.opcmethod = i.opcmethod AND o.opcintype = i.opcintype AND o.opcdefault
-		  JOIN pg_amop m ON m.amopfamily = o.opcfamily AND m.amoplefttype = o.opcintype AND m.amoprighttype = o.opcintype AND m.amopstrategy = 3
+		  CROSS JOIN LATERAL (SELECT opcfamily, opcintype FROM pg_opclass WHERE opcmethod = i.opcmethod AND opcintype = i.opcintype AND opcdefault OFFSET 0) o
+		  CROSS JOIN LATERAL (SELECT amopopr FROM pg_amop WHERE amopfamily = o.opcfamily AND amoplefttype = o.opcintype AND amoprighttype = o.opcintype AND amopstrategy = 3 OFFSET 0) m
 		  JOIN pg_operator p ON p.oid = m.amopopr JOIN pg_namespace n ON n.oid = p.oprnamespace
+		 WHERE best.indexrelid = $1::oid
 		 ORDER BY k`, best)
 	if err != nil {
 		return "", err

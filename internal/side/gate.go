@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"backfill/internal/row"
 )
 
 // gauge runs a measurement in a short reading transaction: it gives up rather than
@@ -44,7 +46,7 @@ func (db *DB) Replicas(ctx context.Context, limit time.Duration) (end int64, all
 		var replayed *int64
 		_, err = pgx.ForEachRow(rows, []any{&end, &r.Name, &replayed, &r.Lag}, func() error {
 			if replayed == nil {
-				return errors.New("a replica's position cannot be read: grant the agent's role pg_monitor, or wait until the replica streams")
+				return errors.New("a replica's position cannot be read: run GRANT pg_monitor TO " + db.role() + ", or wait until the replica streams")
 			}
 			r.Replayed = *replayed
 			all = append(all, r)
@@ -64,11 +66,13 @@ func (db *DB) RunningSessions(ctx context.Context, limit time.Duration) (n float
 	var hidden bool
 	err = db.gauge(ctx, limit, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `
-			SELECT count(*) FILTER (WHERE state = 'active' AND application_name NOT LIKE 'backfill-%')::float8, coalesce(bool_or(query = '<insufficient privilege>'), false)
-			  FROM pg_stat_activity WHERE backend_type = 'client backend'`).Scan(&n, &hidden)
+			SELECT count(*) FILTER (WHERE backend_type = 'client backend' AND state = 'active' AND application_name NOT LIKE 'backfill-%')::float8,
+			       -- of such a session the type is hidden too
+			       coalesce(bool_or(query = '<insufficient privilege>' AND datid IS NOT NULL AND usesysid IS NOT NULL), false)
+			  FROM pg_stat_activity`).Scan(&n, &hidden)
 	})
 	if err == nil && hidden {
-		err = errors.New("other users' sessions cannot be seen: grant the agent's role pg_monitor")
+		err = errors.New("other users' sessions cannot be seen: run GRANT pg_monitor TO " + db.role())
 	}
 	return n, err
 }
@@ -79,7 +83,7 @@ func (db *DB) ArchiverBacklog(ctx context.Context, limit time.Duration) (n float
 		return tx.QueryRow(ctx, `SELECT count(*)::float8 FROM pg_ls_archive_statusdir() WHERE name LIKE '%.ready'`).Scan(&n)
 	})
 	if SQLState(err) == "42501" {
-		err = errors.New("the archiver's files cannot be listed: grant the agent's role pg_monitor")
+		err = errors.New("the archiver's files cannot be listed: run GRANT pg_monitor TO " + db.role())
 	}
 	return n, err
 }
@@ -92,6 +96,9 @@ func (db *DB) SlotWAL(ctx context.Context, limit time.Duration) (bytes float64, 
 	})
 	return bytes, err
 }
+
+// role is the role connected, quoted.
+func (db *DB) role() string { return row.Ident(db.pool.Config().ConnConfig.User) }
 
 // Number runs a query, read-only and within a time, that returns one number.
 func (db *DB) Number(ctx context.Context, query string, limit time.Duration) (v float64, err error) {

@@ -48,6 +48,14 @@ func (db *DB) Standing(ctx context.Context) (s Standing, err error) {
 	return s, err
 }
 
+// AppliedPosition reads how far the other side's changes have been applied here.
+func (db *DB) AppliedPosition(ctx context.Context) (at Position, err error) {
+	err = db.in(ctx, reading, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `SELECT seq, nonce FROM `+db.schema+`.applied`).Scan(&at.Seq, &at.Nonce)
+	})
+	return at, db.orNotSetUp(err)
+}
+
 // Place is one database of one running server, however it was reached.
 type Place struct {
 	System   string
@@ -118,6 +126,8 @@ func (db *DB) orNotSetUp(err error) error {
 	switch SQLState(err) {
 	case "42P01", "3F000":
 		return db.notSetUp(nil)
+	case "42501":
+		return backfill.Errorf(backfill.Refused, "the agent's role %s may not use what is set up for side %s (%s): as an administrator run backfill setup --site %s --side %[2]s --role %[1]s", db.role(), db.Side, brief(err), db.Site)
 	case "42703":
 		return backfill.Errorf(backfill.Refused, "side %s of site %s was set up by an earlier version: run backfill setup --site %s --side %s", db.Side, db.Site, db.Site, db.Side)
 	}

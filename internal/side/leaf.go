@@ -20,15 +20,14 @@ func (db *DB) NextLeaf(ctx context.Context, table string, l *row.Layout, shape s
 			return err
 		}
 		leaf = proof.Leaf{Lower: after, Upper: last}
-		err := tx.QueryRow(ctx, fmt.Sprintf(`SELECT %s FROM %s t WHERE %s ORDER BY %s OFFSET %d LIMIT 1`,
-			t.Layout.KeyText("t"), t.SQL, inRange(t.Layout, leaf), t.Layout.KeyRefs("t"), rows-1)).Scan(&leaf.Upper)
+		err := tx.QueryRow(ctx, nextSQL(t, leaf, rows, 1)).Scan(&leaf.Upper)
 		if err != nil && err != pgx.ErrNoRows {
 			return err
 		}
 		if err := tx.QueryRow(ctx, `SELECT pg_current_snapshot()::text`).Scan(&snapshot); err != nil {
 			return err
 		}
-		return hashLeaf(ctx, tx, t, digest(t.Layout.RowText("t")), &leaf)
+		return hashAlone(ctx, tx, t, t.Layout.RowText("t"), &leaf)
 	})
 	return leaf, snapshot, err
 }
@@ -60,14 +59,52 @@ func (db *DB) LeafHere(ctx context.Context, table string, staged *row.Layout, af
 		if err != nil {
 			return err
 		}
-		return hashLeaf(ctx, tx, t, digest(text), &leaf)
+		return hashAlone(ctx, tx, t, text, &leaf)
 	})
 	return leaf, position, err
 }
 
-// hashLeaf counts the rows of a range of keys, and adds up their digests, given as
-// the SQL of row t's.
-func hashLeaf(ctx context.Context, tx pgx.Tx, t *Table, digest string, leaf *proof.Leaf) error {
-	return tx.QueryRow(ctx, fmt.Sprintf(`SELECT %s FROM (SELECT %s AS h FROM %s t WHERE %s OFFSET 0) x`,
-		sums, digest, t.SQL, inRange(t.Layout, *leaf))).Scan(&leaf.Count, &leaf.Sums[0], &leaf.Sums[1])
+// hashAlone is hashLeaf of rows encoded as text[].
+func hashAlone(ctx context.Context, tx pgx.Tx, t *Table, rows string, leaf *proof.Leaf) error {
+	if _, err := tx.Exec(ctx, inOrder); err != nil {
+		return err
+	}
+	return hashLeaf(ctx, tx, t, "array_send("+rows+")", leaf)
+}
+
+// short is the longest encoding of a row, in bytes, that is hashed as it is.
+const short = 1024
+
+// packed puts the encodings r of a query's rows together. An encoding delimits itself: it
+// begins with how many columns it has. In place of a long one stands its SHA-256, behind a
+// number of columns that no row has, so that the whole stays far below the largest value
+// there can be.
+var packed = fmt.Sprintf(`coalesce(string_agg(CASE WHEN octet_length(r) <= %d THEN r ELSE '\x00000000'::bytea || sha256(r) END, ''::bytea), ''::bytea)`, short)
+
+// inOrder keeps parallel workers from mixing up the rows of a leaf.
+const inOrder = `SET LOCAL max_parallel_workers_per_gather = 0`
+
+// hashLeaf counts the rows of a range of keys, and hashes their encodings, given as
+// the SQL of row t's, in the order of the keys. Under another order a leaf would look
+// different, never equal.
+func hashLeaf(ctx context.Context, tx pgx.Tx, t *Table, bytes string, leaf *proof.Leaf) error {
+	return tx.QueryRow(ctx, leafSQL(t, bytes, *leaf)).Scan(&leaf.Count, &leaf.Digest)
+}
+
+func leafSQL(t *Table, bytes string, leaf proof.Leaf) string {
+	return fmt.Sprintf(`SELECT count(*), encode(sha256(%s), 'hex') FROM (SELECT %s AS r FROM %s t WHERE %s ORDER BY %s) x`,
+		packed, bytes, t.SQL, inRange(t.Layout, leaf), t.Layout.KeyRefs("t"))
+}
+
+// nextSQL selects the keys from the size-th of a range on, many of them. Those before it are
+// not printed.
+func nextSQL(t *Table, leaf proof.Leaf, size, many int) string {
+	return fmt.Sprintf(`SELECT %s FROM (SELECT %s FROM %s t WHERE %s ORDER BY %s OFFSET %d LIMIT %d) t ORDER BY %[5]s`,
+		t.Layout.KeyText("t"), t.Layout.KeyRefs("t"), t.SQL, inRange(t.Layout, leaf), t.Layout.KeyRefs("t"), size-1, many)
+}
+
+// countLeaf only counts the rows of a range of keys.
+func countLeaf(ctx context.Context, tx pgx.Tx, t *Table, leaf *proof.Leaf) error {
+	leaf.Digest = ""
+	return tx.QueryRow(ctx, fmt.Sprintf(`SELECT count(*) FROM %s t WHERE %s`, t.SQL, inRange(t.Layout, *leaf))).Scan(&leaf.Count)
 }

@@ -29,6 +29,13 @@ func describeRelation(ctx context.Context, tx pgx.Tx, r Relation) (*Table, error
 	if err != nil || t.Problem != "" {
 		return t, err
 	}
+	if m := r.Claimed; m != nil {
+		// The source would bring its values to the types of before.
+		if altered := m.Altered(t.Layout); altered != "" {
+			t.Problem = fmt.Sprintf("%s: %s when its mapping was checked: set the mapping again", t.Name, altered)
+			return t, nil
+		}
+	}
 	if m := r.Claimed; m != nil && len(m.Claims) > 0 {
 		t.SQL, t.Layout = m.Claimed(t.SQL), m.Compared(t.Layout)
 	}
@@ -234,6 +241,18 @@ func (t *trial) try(ctx context.Context, tx pgx.Tx, target, side string) error {
 		}
 		from, _ := t.source.Column(made.From)
 		if made.From == "" || from.Type != column.Type {
+			// What an assignment converts is more than its text read anew: 1.5 as an integer, a
+			// time as a date. A deleted row's key comes as text, and is that.
+			if made.From != "" && !slices.Contains(t.source.Key, made.From) {
+				converts := false
+				if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_cast WHERE castsource = to_regtype($1) AND casttarget = to_regtype($2) AND castmethod = 'f')`,
+					from.Type, column.Type).Scan(&converts); err != nil {
+					return err
+				}
+				if converts {
+					made.From, made.Expr = "", text
+				}
+			}
 			uses, problem, err := c.check(ctx, text, column)
 			if err != nil {
 				return err
@@ -418,7 +437,7 @@ func (c *checker) check(ctx context.Context, expr string, as row.Column) (uses [
 			return err
 		}
 		rows, err := tx.Query(ctx, `
-			SELECT DISTINCT a.attname::text FROM pg_depend d
+			SELECT DISTINCT a.attname::text, a.attnum < 0 FROM pg_depend d
 			  JOIN pg_attribute n ON n.attrelid = ('pg_temp.' || $2)::regclass AND n.attname = $1
 			  JOIN pg_attribute a ON a.attrelid = n.attrelid AND a.attnum = d.refobjsubid AND a.attnum <> n.attnum
 			 WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = n.attrelid
@@ -428,14 +447,21 @@ func (c *checker) check(ctx context.Context, expr string, as row.Column) (uses [
 		if err != nil {
 			return err
 		}
-		if uses, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		var name string
+		var system bool
+		if _, err := pgx.ForEachRow(rows, []any{&name, &system}, func() error {
+			if uses = append(uses, name); system {
+				problem = name + " is PostgreSQL's own and another on each side: name columns of the table alone"
+			}
+			return nil
+		}); err != nil {
 			return err
 		}
 		return errTried
 	})
 	switch state := SQLState(err); {
 	case errors.Is(err, errTried):
-		return uses, "", nil
+		return uses, problem, nil
 	case strings.HasPrefix(state, "42"), strings.HasPrefix(state, "22"), strings.HasPrefix(state, "0A"), strings.HasPrefix(state, "3F"):
 		return nil, c.explain(err), nil
 	}

@@ -229,31 +229,36 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 			return err
 		}
 	}
+	// Most types spell a value in one way only, which saves asking each row for its spelling.
+	op := `CASE WHEN NOT found THEN 'd' WHEN created THEN 'c' ELSE 'u' END::"char"`
+	if t.Layout.Respells() {
+		op = `unnest(CASE WHEN NOT found THEN '{d}' WHEN livekey <> key THEN '{m,n}' WHEN created THEN '{c}' ELSE '{u}' END::"char"[])`
+	}
 	s := strings.NewReplacer(
 		"{stamp}", stamp, "{entry}", fmt.Sprintf("%d::integer, %d::integer, %d::bigint, pg_current_snapshot()", direction, tableID, layoutID),
-		"{outbox}", o.db.schema+".outbox", "{tbl}", row.Literal(t.Name.String()), "{cut}", fmt.Sprint(o.cut),
+		"{outbox}", o.db.schema+".outbox", "{tbl}", row.Literal(t.Name.String()), "{cut}", fmt.Sprint(o.cut), "{op}", op,
 		"{table}", t.SQL, "{on}", t.Layout.KeyEquals("t", "k.key"),
 		"{livekey}", t.Layout.KeyText("t"), "{liverow}", t.Layout.RowText("t"),
 		"{create}", fmt.Sprint(rules.Create), "{update}", fmt.Sprint(rules.Update), "{delete}", fmt.Sprint(rules.Delete))
 	// In the order of their changes rows that lie together are read, and later written,
 	// together. A found row needs create or update on among its key's records; with everything
-	// on there is nothing to ask.
+	// on there is nothing to ask. OFFSET 0 has a row made into text once, and kept nowhere.
+	// n is the upsert that goes with a marker.
 	sql := s.Replace(`COPY (
 		WITH k AS MATERIALIZED (
 		    SELECT key COLLATE "C" AS key, bool_or(op = 'c') AS created, bool_or(op = 'u') AS updated
 		      FROM {outbox} WHERE tbl = {tbl} AND seq <= {cut} AND op NOT IN ('t', 'g') GROUP BY 1 ORDER BY min(seq)),
-		j AS MATERIALIZED (
+		j AS NOT MATERIALIZED (
 		    SELECT k.*, t.tableoid IS NOT NULL AS found, CASE WHEN t.tableoid IS NOT NULL THEN {livekey} END COLLATE "C" AS livekey,
 		           CASE WHEN t.tableoid IS NOT NULL THEN {liverow} END AS liverow,
 		           NOT (k.created AND {create} OR k.updated AND {update} OR {create} AND {update} AND {delete}) AS off
-		      FROM k LEFT JOIN {table} t ON {on})
-		SELECT {entry}, (CASE WHEN NOT found THEN 'd' WHEN livekey <> key THEN 'm' WHEN created THEN 'c' ELSE 'u' END)::"char",
-		       CASE WHEN NOT found THEN NOT {delete} WHEN livekey <> key THEN NOT ({create} OR {update}) ELSE off END,
-		       key, CASE WHEN livekey = key AND NOT off THEN liverow END, {stamp}
-		  FROM j
-		UNION ALL
-		SELECT {entry}, 'u'::"char", NOT ({create} OR {update}), livekey, CASE WHEN {create} OR {update} THEN liverow END, {stamp}
-		  FROM j WHERE livekey <> key
+		      FROM k LEFT JOIN {table} t ON {on} OFFSET 0),
+		e AS NOT MATERIALIZED (SELECT key, livekey, liverow, off, {op} AS op FROM j OFFSET 0)
+		SELECT {entry}, CASE op WHEN 'n' THEN 'u' ELSE op END,
+		       CASE WHEN op = 'd' THEN NOT {delete} WHEN op IN ('m', 'n') THEN NOT ({create} OR {update}) ELSE off END,
+		       CASE WHEN op IN ('d', 'm') THEN key ELSE livekey END,
+		       CASE WHEN op IN ('c', 'u') AND NOT off OR op = 'n' AND ({create} OR {update}) THEN liverow END, {stamp}
+		  FROM e
 		) TO STDOUT (FORMAT binary)`)
 	_, err := o.tx.Conn().PgConn().CopyTo(ctx, w, sql)
 	return err

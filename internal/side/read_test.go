@@ -147,7 +147,7 @@ func asRole(t *testing.T, p *testkit.Pair) (db *side.DB, role string) {
 	role = "agent_" + p.S.Config().Database
 	testkit.Exec(t, p.S, `CREATE ROLE `+role+` LOGIN PASSWORD 'agent'`)
 	t.Cleanup(func() { testkit.DropRole(t, p.SourceDSN, role) })
-	steps, err := p.From.SetupSteps(t.Context(), p.List(), role)
+	steps, err := p.From.SetupSteps(t.Context(), p.List(), side.Roles{Agent: role})
 	require.NoError(t, err)
 	require.NoError(t, p.From.Setup(t.Context(), steps))
 	return testkit.OpenSide(t, testkit.Source, testkit.As(t, p.SourceDSN, role, "agent")), role

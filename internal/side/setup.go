@@ -1,6 +1,7 @@
 package side
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -28,25 +29,66 @@ func Script(steps []Step) string {
 	b.WriteString("-- Run it with psql -v ON_ERROR_STOP=1, as a role that may create schemas and triggers. It stops at what fails,\n" +
 		"-- and may be run again: what is there already stays as it is.\n\n")
 	for _, s := range steps {
-		fmt.Fprintf(&b, "-- %s\nBEGIN;\nSET LOCAL lock_timeout = '3s';\n%s\nCOMMIT;\n\n", s.Title, strings.TrimSpace(s.SQL))
+		// Whoever may create functions in a schema of the session's search_path could have it call theirs.
+		fmt.Fprintf(&b, "-- %s\nBEGIN;\nSET LOCAL search_path = pg_catalog, pg_temp;\nSET LOCAL lock_timeout = '3s';\n%s\nCOMMIT;\n\n", s.Title, strings.TrimSpace(s.SQL))
 	}
 	return b.String()
 }
 
+// Roles are those that setup gives rights to.
+type Roles struct {
+	// Agent is the role the agent signs in as; "" is the one connected now.
+	Agent string
+	// Owner is the role that owns what is ours, and as which keys are recorded; it
+	// needs no login. "" is one named after the schema, which is made, where the one
+	// connected now may make roles or is a member of it, else the one connected.
+	Owner string
+}
+
+// known fills in the roles left out.
+func (db *DB) known(ctx context.Context, r Roles) (Roles, error) {
+	var connected string
+	var owner, agent bool
+	err := db.in(ctx, reading, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `
+			SELECT session_user, rolsuper OR CASE WHEN to_regrole($1) IS NULL THEN rolcreaterole ELSE pg_has_role(rolname, to_regrole($1), 'MEMBER') END,
+			       $2 = '' OR to_regrole($2) IS NOT NULL
+			  FROM pg_roles WHERE rolname = session_user`, row.Ident(cmp.Or(r.Owner, SchemaName(db.Site, db.Side))), quoted(r.Agent)).Scan(&connected, &owner, &agent)
+	})
+	switch {
+	case err != nil:
+		return r, err
+	case !agent:
+		return r, backfill.Errorf(backfill.Refused, "there is no role %s: CREATE ROLE %s LOGIN PASSWORD '…', and give it to side %[3]s's agent", r.Agent, row.Ident(r.Agent), db.Side)
+	case !owner && r.Owner != "" && r.Owner != connected:
+		return r, backfill.Errorf(backfill.Refused, "the role %s may not make the role %s, nor is it a member of it: as somebody who may, run CREATE ROLE %[3]s NOLOGIN; GRANT %[3]s TO %s", connected, r.Owner, row.Ident(r.Owner), row.Ident(connected))
+	case owner:
+		r.Owner = cmp.Or(r.Owner, SchemaName(db.Site, db.Side))
+	}
+	r.Owner, r.Agent = cmp.Or(r.Owner, connected), cmp.Or(r.Agent, connected)
+	return r, nil
+}
+
+// quoted is a role's name quoted, "" for none.
+func quoted(role string) string {
+	if role == "" {
+		return ""
+	}
+	return row.Ident(role)
+}
+
 // SetupSteps returns the SQL that prepares this side: schema and tables of ours,
 // capture of the tables captured from here, rights for the agent's role. Running
-// it again repairs what is there and changes nothing else. role is the role the
-// agent signs in as; "" is the one connected now.
-func (db *DB) SetupSteps(ctx context.Context, tables []backfill.Table, role string) ([]Step, error) {
+// it again repairs what is there and changes nothing else.
+func (db *DB) SetupSteps(ctx context.Context, tables []backfill.Table, roles Roles) ([]Step, error) {
 	if err := db.Apart(ctx); err != nil {
 		return nil, err
 	}
-	if role == "" {
-		if err := db.pool.QueryRow(ctx, `SELECT session_user`).Scan(&role); err != nil {
-			return nil, err
-		}
+	roles, err := db.known(ctx, roles)
+	if err != nil {
+		return nil, err
 	}
-	steps := []Step{{fmt.Sprintf("Schema of side %s of site %s: outbox, position, held rows", db.Side, db.Site), db.baseSQL(role)}}
+	steps := []Step{{fmt.Sprintf("Schema of side %s of site %s, owned by %s: outbox, position, held rows", db.Side, db.Site, roles.Owner), db.baseSQL(roles)}}
 	var captured []*Table
 	for _, t := range tables {
 		name := t.Relation(db.Side)
@@ -58,7 +100,8 @@ func (db *DB) SetupSteps(ctx context.Context, tables []backfill.Table, role stri
 			return nil, backfill.Errorf(backfill.Refused, "side %s: %s", db.Side, problem)
 		}
 		if !t.Captures(db.Side) {
-			steps = append(steps, Step{"Rights on " + name, grantSQL(d, role)})
+			// What is not configured yet may come to receive here.
+			steps = append(steps, Step{"Rights on " + name, grantSQL(d, roles.Agent, t.Receives(db.Side) || t.CapturedFrom == nil)})
 			continue
 		}
 		// A table that is mapped to several is captured once.
@@ -68,7 +111,7 @@ func (db *DB) SetupSteps(ctx context.Context, tables []backfill.Table, role stri
 				return nil, err
 			}
 			captured = append(captured, d)
-			steps = append(steps, Step{"Capture of " + name, db.captureSQL(d, role) + mark}, Step{"Rights on " + name, grantSQL(d, role)})
+			steps = append(steps, Step{"Capture of " + name, db.captureSQL(d, roles) + mark}, Step{"Rights on " + name, grantSQL(d, roles.Agent, t.Receives(db.Side))})
 		}
 	}
 	stale, err := db.staleCapture(ctx, captured)
@@ -78,18 +121,51 @@ func (db *DB) SetupSteps(ctx context.Context, tables []backfill.Table, role stri
 	return append(steps, stale...), nil
 }
 
-// baseSQL makes our own tables.
-func (db *DB) baseSQL(role string) string {
-	s := strings.NewReplacer("{schema}", db.schema, "{role}", row.Ident(role), "{label}", row.Literal(label(db.Site, db.Side)), "{quoted}", row.Literal(db.schema))
+// baseSQL makes our own tables. They belong to a role that nobody signs in as: the
+// capture functions, which run as their owner, can then do no more than record keys.
+// What an earlier setup made as somebody else is taken over; a schema that somebody
+// else has made is not, because they could have laid anything into it.
+func (db *DB) baseSQL(roles Roles) string {
+	s := strings.NewReplacer("{schema}", db.schema, "{role}", row.Ident(roles.Agent), "{label}", row.Literal(label(db.Site, db.Side)), "{quoted}", row.Literal(db.schema),
+		"{owner}", row.Ident(roles.Owner), "{ownername}", row.Literal(row.Ident(roles.Owner)), "{rolename}", row.Literal(row.Ident(roles.Agent)))
 	return s.Replace(`
-DO $check$
+DO $owner$
 BEGIN
-    IF coalesce(obj_description(to_regnamespace({quoted}), 'pg_namespace'), {label}) <> {label} THEN
-        RAISE EXCEPTION 'schema % belongs to another site and side: %', {quoted}, obj_description(to_regnamespace({quoted}), 'pg_namespace');
+    IF to_regrole({ownername}) IS NULL THEN
+        CREATE ROLE {owner} NOLOGIN;
     END IF;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN -- made at the same moment for another database
+END
+$owner$;
+DO $check$
+DECLARE
+    ours oid := to_regnamespace({quoted});
+    its  name := (SELECT rolname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner WHERE n.oid = ours);
+    what text;
+BEGIN
+    IF NOT pg_has_role(to_regrole({ownername}), 'MEMBER') THEN
+        GRANT {owner} TO CURRENT_USER;
+    END IF;
+    IF coalesce(obj_description(ours, 'pg_namespace'), {label}) <> {label} THEN
+        RAISE EXCEPTION 'schema % belongs to another site and side: %', {quoted}, obj_description(ours, 'pg_namespace');
+    ELSIF its <> ALL (ARRAY[session_user, to_regrole({ownername})::text, to_regrole({rolename})::text]) AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = its) THEN
+        RAISE EXCEPTION 'schema % belongs to role %, who may have laid anything into it: if an earlier setup was run as that role, first run BEGIN; ALTER SCHEMA % OWNER TO %; GRANT USAGE ON SCHEMA % TO %; COMMIT; else drop it',
+            {quoted}, its, {quoted}, quote_ident(session_user), {quoted}, quote_ident(its);
+    ELSIF ours IS NULL THEN
+        CREATE SCHEMA {schema} AUTHORIZATION {owner};
+    END IF;
+    FOR what IN
+        SELECT format('ALTER SCHEMA %s OWNER TO %s', {quoted}, {ownername}) WHERE its <> to_regrole({ownername})::text
+        UNION ALL SELECT format('ALTER TABLE %s OWNER TO %s', oid::regclass, {ownername}) FROM pg_class WHERE relnamespace = ours AND relkind = 'r' AND relowner <> to_regrole({ownername})
+        UNION ALL SELECT format('ALTER FUNCTION %s OWNER TO %s', oid::regprocedure, {ownername}) FROM pg_proc WHERE pronamespace = ours AND proowner <> to_regrole({ownername})
+        UNION ALL SELECT format('DROP TRIGGER %I ON %s', tgname, tgrelid::regclass) FROM pg_trigger JOIN pg_class c ON c.oid = tgrelid WHERE relnamespace = ours AND NOT tgisinternal
+        UNION ALL SELECT format('DROP RULE %I ON %s', rulename, ev_class::regclass) FROM pg_rewrite JOIN pg_class c ON c.oid = ev_class WHERE relnamespace = ours AND relkind = 'r'
+    LOOP
+        EXECUTE what;
+    END LOOP;
 END
 $check$;
-CREATE SCHEMA IF NOT EXISTS {schema};
+SET LOCAL ROLE {owner};
 COMMENT ON SCHEMA {schema} IS {label};
 
 -- Keys touched here and not yet pushed; no row values.
@@ -172,7 +248,8 @@ CREATE TABLE IF NOT EXISTS {schema}.refused (
 );
 
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};`)
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
+RESET ROLE;`)
 }
 
 // label marks a schema of ours with whose it is; of side "" it is what the labels
@@ -195,23 +272,41 @@ func functionName(table backfill.TableName) string {
 // Rows applied by the agent are not captured again: the setting alone could be
 // set by anyone, so the session must also be the agent's role.
 func (db *DB) captureBody(t *Table, role string) string {
-	key, oldKey := t.Layout.KeyText("r"), t.Layout.KeyText("o")
-	var same []string
+	var bytes []string
 	for _, c := range t.Layout.KeyColumns() {
-		same = append(same, fmt.Sprintf(`(%s) COLLATE "C" = (%s) COLLATE "C"`, c.Text("r"), c.Text("o")))
+		if c.Byte {
+			bytes = append(bytes, row.Literal(c.Name))
+		}
 	}
-	var columns []string
-	for _, name := range t.Layout.Key {
-		columns = append(columns, row.Literal(name))
+	// What prints a "char" would call casts of another type's.
+	still := ""
+	if len(bytes) > 0 {
+		still = fmt.Sprintf(` AND (attname NOT IN (%s) OR atttypid = 18)`, strings.Join(bytes, ", "))
+	}
+	return db.bodyOf(t, role, still, row.Column.Printed, t.Layout.KeyPrinted)
+}
+
+// earlierBody is the capture function of versions before this one. It recorded as
+// well, but called casts that the owner of a key's type may have made.
+func (db *DB) earlierBody(t *Table, role string) string {
+	return db.bodyOf(t, role, "", row.Column.Text, t.Layout.KeyText)
+}
+
+func (db *DB) bodyOf(t *Table, role, still string, text func(row.Column, string) string, keyText func(string) string) string {
+	key, oldKey := keyText("r"), keyText("o")
+	var same, columns []string
+	for _, c := range t.Layout.KeyColumns() {
+		same = append(same, fmt.Sprintf(`(%s) COLLATE "C" = (%s) COLLATE "C"`, text(c, "r"), text(c, "o")))
+		columns = append(columns, row.Literal(c.Name))
 	}
 	s := strings.NewReplacer("{outbox}", db.schema+".outbox", "{table}", row.Literal(t.Name.String()), "{key}", key, "{oldkey}", oldKey, "{same}", strings.Join(same, " AND "),
-		"{columns}", strings.Join(columns, ", "), "{n}", fmt.Sprint(len(columns)), "{site}", row.Literal(db.Site), "{role}", row.Literal(role))
+		"{columns}", strings.Join(columns, ", "), "{still}", still, "{n}", fmt.Sprint(len(columns)), "{site}", row.Literal(db.Site), "{role}", row.Literal(role))
 	return s.Replace(`
 BEGIN
     IF pg_catalog.current_setting('backfill.applying', true) = {site} AND session_user = {role} THEN
         RETURN NULL;
     ELSIF TG_OP <> 'TRUNCATE' AND {n} <> (SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute
-                                           WHERE attrelid = TG_RELID AND attname IN ({columns})) THEN
+                                           WHERE attrelid = TG_RELID AND attname IN ({columns}){still}) THEN
         INSERT INTO {outbox} (tbl, op, key) VALUES ({table}, 'g', ARRAY[pg_catalog.pg_current_xact_id()::pg_catalog.text]);
     ELSIF TG_OP = 'INSERT' THEN
         INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'c', {key} FROM new_rows r;
@@ -245,12 +340,12 @@ const functionSettings = `
     SET lc_monetary = 'C'
     SET enable_nestloop = off`
 
-func (db *DB) captureSQL(t *Table, role string) string {
+func (db *DB) captureSQL(t *Table, roles Roles) string {
 	fn := db.schema + "." + row.Ident(functionName(t.Name))
 	var b strings.Builder
-	fmt.Fprintf(&b, "CREATE OR REPLACE FUNCTION %s() RETURNS trigger\n    LANGUAGE plpgsql SECURITY DEFINER%s\nAS $capture$%s$capture$;\n",
-		fn, functionSettings, db.captureBody(t, role))
-	fmt.Fprintf(&b, "REVOKE ALL ON FUNCTION %s() FROM PUBLIC;\n", fn)
+	fmt.Fprintf(&b, "SET LOCAL ROLE %s;\nCREATE OR REPLACE FUNCTION %s() RETURNS trigger\n    LANGUAGE plpgsql SECURITY DEFINER%s\nAS $capture$%s$capture$;\n",
+		row.Ident(roles.Owner), fn, functionSettings, db.captureBody(t, roles.Agent))
+	fmt.Fprintf(&b, "REVOKE ALL ON FUNCTION %s() FROM PUBLIC;\nRESET ROLE;\n", fn)
 	for i, rel := range t.Relations() {
 		level := "root"
 		if i > 0 {
@@ -267,8 +362,18 @@ func (db *DB) captureSQL(t *Table, role string) string {
 			fmt.Fprintf(&b, "ALTER TABLE %s ENABLE ALWAYS TRIGGER %s;\n", rel, row.Ident(tr.name))
 		}
 	}
+	// A trigger that is disabled and enabled again has another version of its catalog row.
+	fmt.Fprintf(&b, "SET LOCAL ROLE %s;\nDO $made$ BEGIN EXECUTE format('COMMENT ON FUNCTION %s() IS %%L', (SELECT %s FROM pg_trigger g WHERE tgfoid = '%[2]s'::regproc)); END $made$;\nRESET ROLE;\n",
+		row.Ident(roles.Owner), strings.ReplaceAll(fn, "'", "''"), "("+placeSQL+") || coalesce(string_agg(' ' || "+versionSQL+", '' ORDER BY g.oid), '')")
 	return b.String()
 }
+
+// placeSQL names the database, and versionSQL the version of a trigger g in it: what
+// setup notes as the comment of the capture function, which only its owner can change.
+const (
+	placeSQL   = `SELECT 'triggers of ' || system_identifier || '/' || (SELECT oid FROM pg_database WHERE datname = current_database()) || ':' FROM pg_control_system()`
+	versionSQL = `g.oid || ':' || g.xmin`
+)
 
 // repairSQL is run with the triggers where capture was there before and was not
 // whole: what went unrecorded until then is recorded as a gap. Keys of another key
@@ -287,9 +392,6 @@ func (db *DB) repairSQL(ctx context.Context, t *Table) (sql string, err error) {
 		if otherKey {
 			sql += fmt.Sprintf("DELETE FROM %s.outbox WHERE tbl = %s;\n", db.schema, row.Literal(t.Name.String()))
 		}
-		// The function keeps its owner, as whom it writes.
-		sql += fmt.Sprintf("DO $rights$ BEGIN EXECUTE (SELECT format('GRANT USAGE ON SCHEMA %s TO %%1$I; GRANT INSERT ON %[1]s.outbox TO %%1$I', rolname) FROM pg_roles, pg_proc WHERE pg_roles.oid = proowner AND pg_proc.oid = %[2]s::regproc); END $rights$;\n",
-			db.schema, row.Literal(db.schema+"."+row.Ident(functionName(t.Name))))
 		sql += fmt.Sprintf("INSERT INTO %s.outbox (tbl, op, key) VALUES (%s, 'g', ARRAY[pg_current_xact_id()::text]); -- %s\n", db.schema, row.Literal(t.Name.String()), strings.ReplaceAll(problem, "\n", " "))
 		return nil
 	})
@@ -326,19 +428,38 @@ func (db *DB) triggers() []trigger {
 	}
 }
 
-func grantSQL(t *Table, role string) string {
-	return fmt.Sprintf(`
-DO $grant$
-BEGIN
-    IF NOT has_schema_privilege(%[1]s, %[5]s, 'USAGE') THEN
-        GRANT USAGE ON SCHEMA %[6]s TO %[4]s;
-    END IF;
-    IF NOT (has_table_privilege(%[1]s, %[2]s, 'SELECT') AND has_table_privilege(%[1]s, %[2]s, 'INSERT')
-        AND has_table_privilege(%[1]s, %[2]s, 'UPDATE') AND has_table_privilege(%[1]s, %[2]s, 'DELETE')) THEN
-        GRANT SELECT, INSERT, UPDATE, DELETE ON %[3]s TO %[4]s;
-    END IF;
-END
-$grant$;`, row.Literal(role), row.Literal(t.SQL), t.SQL, row.Ident(role), row.Literal(t.Name.Schema), row.Ident(t.Name.Schema))
+// grantSQL gives the agent's role what it lacks: to read a table, and where it
+// receives to write it, to take numbers from the sequences of its columns' defaults, and
+// to see where those stand.
+func grantSQL(t *Table, role string, receives bool) string {
+	sql := fmt.Sprintf(`
+    IF NOT has_schema_privilege(%[1]s, %[2]s, 'USAGE') THEN
+        GRANT USAGE ON SCHEMA %[3]s TO %[4]s;
+    END IF;`, row.Literal(role), row.Literal(t.Name.Schema), row.Ident(t.Name.Schema), row.Ident(role))
+	rights := []string{"SELECT"}
+	if receives {
+		rights = append(rights, "INSERT", "UPDATE", "DELETE")
+	}
+	var lacks []string
+	for _, r := range rights {
+		lacks = append(lacks, fmt.Sprintf("NOT has_table_privilege(%s, %s, '%s')", row.Literal(role), row.Literal(t.SQL), r))
+	}
+	sql += fmt.Sprintf(`
+    IF %s THEN
+        GRANT %s ON %s TO %s;
+    END IF;`, strings.Join(lacks, " OR "), strings.Join(rights, ", "), t.SQL, row.Ident(role))
+	if receives {
+		sql += fmt.Sprintf(`
+    FOR own IN
+        SELECT objid FROM pg_depend WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_class'::regclass AND refobjid = %[1]s::regclass AND deptype IN ('a', 'i')
+        UNION SELECT d.refobjid FROM pg_attrdef f JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_class'::regclass WHERE f.adrelid = %[1]s::regclass
+    LOOP
+        IF EXISTS (SELECT FROM pg_class WHERE oid = own AND relkind = 'S') AND NOT (has_sequence_privilege(%[2]s, own, 'USAGE') AND has_sequence_privilege(%[2]s, own, 'SELECT')) THEN
+            EXECUTE format('GRANT USAGE, SELECT ON SEQUENCE %%s TO %[3]s', own);
+        END IF;
+    END LOOP;`, row.Literal(t.SQL), row.Literal(role), strings.ReplaceAll(row.Ident(role), "'", "''"))
+	}
+	return "\nDO $grant$\nDECLARE\n    own regclass;\nBEGIN" + sql + "\nEND\n$grant$;"
 }
 
 // staleCapture drops our triggers from relations that are captured no longer: those
@@ -439,20 +560,26 @@ func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (problem 
 		                AND encode(g.tgargs, 'escape') = CASE r.n WHEN 1 THEN 'root' ELSE 'partition' END || '\000', false),
 		       coalesce(p.prosrc, ''),
 		       coalesce(p.prosecdef AND (SELECT array_agg(lower(split_part(c, '=', 1)) || '=' || split_part(c, '=', 2) ORDER BY lower(c) COLLATE "C") FROM unnest(p.proconfig) c) = $8::text[], false),
-		       coalesce(has_schema_privilege(p.proowner, to_regnamespace($6)::oid, 'USAGE') AND has_table_privilege(p.proowner, to_regclass($6 || '.outbox')::oid, 'INSERT'), false)
+		       coalesce(has_schema_privilege(p.proowner, to_regnamespace($6)::oid, 'USAGE') AND has_table_privilege(p.proowner, to_regclass($6 || '.outbox')::oid, 'INSERT'), false),
+		       -- by an earlier version, or in another database before this was made of its dump, nothing was noted
+		       coalesce(NOT starts_with(made.note, made.here) OR made.note || ' ' LIKE '% ' || `+versionSQL+` || ' %', true),
+		       EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = to_regclass(r.rel))
 		  FROM unnest($1::text[]) WITH ORDINALITY r (rel, n) CROSS JOIN unnest($2::text[], $3::int2[], $4::text[], $5::text[]) w (name, typ, old, new)
 		  LEFT JOIN pg_trigger g ON g.tgrelid = to_regclass(r.rel) AND g.tgname = w.name
-		  LEFT JOIN pg_proc p ON p.oid = g.tgfoid`, t.Relations(), names, types, old, new, db.schema, functionName(t.Name), functionConfig())
+		  LEFT JOIN pg_proc p ON p.oid = g.tgfoid
+		  LEFT JOIN LATERAL (SELECT obj_description(p.oid, 'pg_proc') AS note, (`+placeSQL+`) AS here) made ON true`, t.Relations(), names, types, old, new, db.schema, functionName(t.Name), functionConfig())
 	if err != nil {
 		return "", false, err
 	}
-	ours := db.bodyPattern(t)
+	ours := db.bodyPatterns(t)
 	var problems []string
 	var rel, name, source string
 	var enabled *string
-	var function, asMade, settings, rights bool
-	_, err = pgx.ForEachRow(rows, []any{&rel, &name, &enabled, &function, &asMade, &source, &settings, &rights}, func() error {
+	var function, asMade, settings, rights, untouched, subscribed bool
+	_, err = pgx.ForEachRow(rows, []any{&rel, &name, &enabled, &function, &asMade, &source, &settings, &rights, &untouched, &subscribed}, func() error {
 		switch {
+		case subscribed:
+			problems = append(problems, fmt.Sprintf("a subscription writes %s, and its writes fire no statement trigger: drop it, or sync from where it publishes", rel))
 		case enabled == nil:
 			problems = append(problems, fmt.Sprintf("trigger %s is missing on %s", name, rel))
 		case *enabled != "A":
@@ -461,13 +588,15 @@ func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (problem 
 			problems = append(problems, fmt.Sprintf("trigger %s on %s calls another function", name, rel))
 		case !asMade:
 			problems = append(problems, fmt.Sprintf("trigger %s on %s is not as setup made it", name, rel))
-		case !strings.Contains(source, t.Layout.KeyText("r")):
+		case !strings.Contains(source, t.Layout.KeyPrinted("r")) && !strings.Contains(source, t.Layout.KeyText("r")):
 			otherKey = true
 			problems = append(problems, fmt.Sprintf("the capture function of %s was made for another key", t.Name))
-		case !settings || !ours.MatchString(source):
+		case !settings || !slices.ContainsFunc(ours, func(p *regexp.Regexp) bool { return p.MatchString(source) }):
 			problems = append(problems, fmt.Sprintf("the capture function of %s is not as setup made it", t.Name))
 		case !rights:
 			problems = append(problems, fmt.Sprintf("the owner of the capture function of %s may not write the outbox, so that statements on the table fail", t.Name))
+		case !untouched:
+			problems = append(problems, fmt.Sprintf("trigger %s on %s was disabled, changed or made anew since setup", name, rel))
 		}
 		return nil
 	})
@@ -482,11 +611,14 @@ func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (problem 
 	return strings.Join(problems, "; "), otherKey, nil
 }
 
-// bodyPattern matches the capture function of a table, whatever the agent's role.
-func (db *DB) bodyPattern(t *Table) *regexp.Regexp {
+// bodyPatterns match the capture function of a table as this version and earlier ones
+// make it, whatever the agent's role.
+func (db *DB) bodyPatterns(t *Table) (all []*regexp.Regexp) {
 	const anyone = "any role"
-	body := regexp.QuoteMeta(db.captureBody(t, anyone))
-	return regexp.MustCompile(`^` + strings.ReplaceAll(body, regexp.QuoteMeta(row.Literal(anyone)), `'(?:[^']|'')*'`) + `$`)
+	for _, body := range []string{db.captureBody(t, anyone), db.earlierBody(t, anyone)} {
+		all = append(all, regexp.MustCompile(`^`+strings.ReplaceAll(regexp.QuoteMeta(body), regexp.QuoteMeta(row.Literal(anyone)), `'(?:[^']|'')*'`)+`$`))
+	}
+	return all
 }
 
 // functionConfig is functionSettings as pg_proc has them.

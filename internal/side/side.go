@@ -45,6 +45,13 @@ func Open(ctx context.Context, site, name, dsn string) (*DB, error) {
 	cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	cfg.ConnConfig.ConnectTimeout = 10 * time.Second
 	cfg.MaxConns = max(cfg.MaxConns, 8)
+	connect.Watch(cfg.ConnConfig)
+	cfg.AfterConnect = func(ctx context.Context, c *pgx.Conn) error {
+		// A pooler may refuse; then its own limits hold.
+		_, _ = c.PgConn().Exec(ctx, connect.Statement()).ReadAll()
+		return ctx.Err()
+	}
+	cfg.MaxConnIdleTime = min(cfg.MaxConnIdleTime, time.Minute)
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("database of %s/%s: %w", site, name, err)
@@ -95,6 +102,9 @@ func (db *DB) Close() {
 	db.pool.Close()
 	db.beats.Close()
 }
+
+// Ping says whether the database answers.
+func (db *DB) Ping(ctx context.Context) error { return db.pool.Ping(ctx) }
 
 // Where names the database without credentials: host:port/database.
 func (db *DB) Where() string {

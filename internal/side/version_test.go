@@ -10,3 +10,6 @@ func RaiseOldest(t *testing.T) {
 	oldest = 990000
 	t.Cleanup(func() { oldest = before })
 }
+
+// EarlierBody is the capture function of a table as earlier versions made it.
+func (db *DB) EarlierBody(t *Table, role string) string { return db.earlierBody(t, role) }

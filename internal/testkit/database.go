@@ -167,7 +167,7 @@ func ControlDSN(t testing.TB) string {
 	return controls.take(t, migrated.name, `
 		CREATE SCHEMA public; GRANT USAGE ON SCHEMA public TO PUBLIC;
 		DO $$ BEGIN EXECUTE (SELECT 'TRUNCATE ' || string_agg(format('%I.%I', schemaname, tablename), ', ') || ' RESTART IDENTITY'
-			FROM pg_tables WHERE schemaname = 'backfill_control' AND tablename <> 'schema_version'); END $$`)
+			FROM pg_tables WHERE schemaname = 'backfill_control' AND tablename NOT IN ('schema_version', 'compatible')); END $$`)
 }
 
 func migrate(t testing.TB, dsn string) (name string, err error) {
@@ -232,6 +232,6 @@ func DropRole(t testing.TB, dsn, role string) {
 	t.Helper()
 	conn := Connect(t, dsn)
 	defer func() { _ = conn.Close(context.Background()) }()
-	_, err := conn.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+	_, err := conn.Exec(context.Background(), "DROP OWNED BY "+role+" CASCADE; DROP ROLE "+role)
 	require.NoError(t, err)
 }

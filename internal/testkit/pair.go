@@ -115,7 +115,7 @@ func (p *Pair) Setup() {
 	tables, err := p.Store.Tables(ctx, Site)
 	require.NoError(p, err)
 	for _, db := range []*side.DB{p.From, p.To} {
-		steps, err := db.SetupSteps(ctx, tables, "")
+		steps, err := db.SetupSteps(ctx, tables, side.Roles{})
 		require.NoError(p, err)
 		require.NoError(p, db.Setup(ctx, steps))
 	}

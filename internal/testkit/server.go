@@ -6,9 +6,11 @@
 package testkit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -17,14 +19,17 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
 	"github.com/testcontainers/testcontainers-go"
 	"github.com/testcontainers/testcontainers-go/wait"
 
 	"backfill/internal/local"
 )
 
-// image is the PostgreSQL tests fall back to.
-const image = "postgres:16-alpine"
+// image is the PostgreSQL tests fall back to: the official one, or another that
+// understands POSTGRES_PASSWORD and a command, such as deploy/images/postgres makes.
+func image() string { return cmp.Or(os.Getenv("BACKFILL_POSTGRES_IMAGE"), "postgres:16-alpine") }
 
 // settings of a server started here. Prepared transactions are off by default.
 var settings = map[string]string{"max_prepared_transactions": "50", "max_connections": "300", "shared_buffers": "128MB", "max_wal_size": "2GB"}
@@ -96,7 +101,7 @@ func start() {
 }
 
 func startHere() (dsn string, stop func(), err error) {
-	dir, err := os.MkdirTemp("", "backfill-test-")
+	dir, err := os.MkdirTemp(inMemory(), "backfill-test-")
 	if err != nil {
 		return "", nil, err
 	}
@@ -118,14 +123,19 @@ func startContainer() (dsn string, stop func(), err error) {
 	for name, value := range settings {
 		command = append(command, "-c", name+"="+value)
 	}
-	c, err := testcontainers.Run(ctx, image, testcontainers.WithCmd(command...),
+	c, err := testcontainers.Run(ctx, image(), testcontainers.WithCmd(command...),
 		testcontainers.WithEnv(map[string]string{"POSTGRES_PASSWORD": "postgres"}),
 		testcontainers.WithExposedPorts("5432/tcp"),
+		// Older Dockers give IPv6 a port of its own, and nobody tells which is which.
+		testcontainers.WithHostConfigModifier(func(c *container.HostConfig) {
+			c.PortBindings = network.PortMap{network.MustParsePort("5432/tcp"): {{HostIP: netip.IPv4Unspecified()}}}
+		}),
 		// It starts once to be initialised and once to serve.
 		testcontainers.WithWaitStrategyAndDeadline(time.Minute,
-			wait.ForLog("database system is ready to accept connections").WithOccurrence(2), wait.ForListeningPort("5432/tcp")))
+			wait.ForLog("database system is ready to accept connections").WithOccurrence(2), wait.ForListeningPort("5432/tcp").SkipInternalCheck()))
 	if err != nil {
-		return "", nil, fmt.Errorf("start %s: %w", image, err)
+		_ = testcontainers.TerminateContainer(c)
+		return "", nil, fmt.Errorf("start %s: %w", image(), err)
 	}
 	stop = func() { _ = c.Terminate(context.Background()) }
 	endpoint, err := c.PortEndpoint(ctx, "5432/tcp", "")

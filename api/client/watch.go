@@ -1,4 +1,4 @@
-package cli
+package client
 
 import (
 	"bufio"
@@ -14,22 +14,22 @@ import (
 	"time"
 )
 
-// Pace of watching; variables so that tests need not wait.
-var (
-	pollEvery   = time.Second      // where events cannot be had
-	firstPause  = time.Second / 2  // before a lost connection is tried again, doubled each time
-	longestWait = 10 * time.Second // between two tries
-	silence     = 45 * time.Second // without a byte after which an event stream counts as dead
-)
+// Pace of watching; a variable so that tests need not wait.
+var Pace = struct{ Poll, Pause, LongestPause, Silence time.Duration }{
+	Poll:         time.Second,      // where events cannot be had
+	Pause:        time.Second / 2,  // before a lost connection is tried again, doubled each time
+	LongestPause: 10 * time.Second, // between two tries
+	Silence:      45 * time.Second, // without a byte after which an event stream counts as dead
+}
 
 // Watch yields a request as it is now and again when it changes, until the caller
 // has seen enough or ctx ends. It lives through restarts of the API: an error that
 // passes is yielded, and watching goes on. Only one that does not pass (see
-// lasting) is the last thing it yields.
-func (c *Client) Watch(ctx context.Context, id int64) iter.Seq2[*Backfill, error] {
-	return func(yield func(*Backfill, error) bool) {
-		w := watch{c: c, path: requestPath(id), yield: yield, events: true}
-		for pause := firstPause; ; {
+// Lasting) is the last thing it yields.
+func (c *Client) Watch(ctx context.Context, id int64) iter.Seq2[Answer[Backfill], error] {
+	return func(yield func(Answer[Backfill], error) bool) {
+		w := watch{c: c, id: id, yield: yield, events: true}
+		for pause := Pace.Pause; ; {
 			if w.events {
 				w.stream(ctx)
 			}
@@ -37,19 +37,19 @@ func (c *Client) Watch(ctx context.Context, id int64) iter.Seq2[*Backfill, error
 				return
 			}
 			// Where there are no events, or no more of them, reading tells how things are.
-			raw, err := c.call(ctx, http.MethodGet, w.path, nil)
-			if ctx.Err() != nil || !w.give(raw, err) || lasting(err) {
+			a, err := c.GetBackfill(ctx, id)
+			if ctx.Err() != nil || !yield(a, err) || Lasting(err) {
 				return
 			}
-			wait := firstPause
+			wait := Pace.Pause
 			switch {
 			case err != nil:
-				wait, pause = pause, min(2*pause, longestWait)
+				wait, pause = pause, min(2*pause, Pace.LongestPause)
 			case !w.events:
-				wait = pollEvery
+				wait = Pace.Poll
 			}
 			if err == nil {
-				pause = firstPause
+				pause = Pace.Pause
 			}
 			if sleep(ctx, wait) != nil {
 				return
@@ -58,39 +58,26 @@ func (c *Client) Watch(ctx context.Context, id int64) iter.Seq2[*Backfill, error
 	}
 }
 
-// lasting reports whether asking again cannot help.
-func lasting(err error) bool {
-	var lost *connectionError
+// Lasting reports whether asking again cannot help.
+func Lasting(err error) bool {
+	var lost *Unreachable
 	var p *Problem
 	switch {
 	case err == nil, errors.As(err, &lost):
 		return false
 	case errors.As(err, &p):
-		return !p.temporary()
+		return !p.Temporary()
 	}
 	return true
 }
 
 type watch struct {
 	c      *Client
-	path   string
-	yield  func(*Backfill, error) bool
+	id     int64
+	yield  func(Answer[Backfill], error) bool
 	last   string // id of the last event seen
 	events bool   // whether the API, and what lies between, can stream
 	enough bool   // the caller stopped
-}
-
-// give yields an answer of the API.
-func (w *watch) give(raw json.RawMessage, err error) bool {
-	if err != nil {
-		return w.yield(nil, err)
-	}
-	b, err := decode[*Backfill](raw)
-	if err != nil {
-		return w.yield(nil, err)
-	}
-	b.raw = raw
-	return w.yield(b, nil)
 }
 
 // stream follows the request's events until the stream ends, for whatever reason.
@@ -100,7 +87,7 @@ func (w *watch) stream(ctx context.Context) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	quiet := time.AfterFunc(silence, cancel)
+	quiet := time.AfterFunc(Pace.Silence, cancel)
 	defer quiet.Stop()
 	heard := false
 
@@ -108,10 +95,10 @@ func (w *watch) stream(ctx context.Context) {
 	if w.last != "" {
 		header.Set("Last-Event-ID", w.last)
 	}
-	res, err := w.c.send(ctx, http.MethodGet, w.path+"/events", nil, header)
+	res, err := w.c.send(ctx, http.MethodGet, address("/api/v1/backfills/{id}/events", w.id), nil, header)
 	if err != nil {
 		var p *Problem
-		w.events = !errors.As(err, &p) || p.temporary()
+		w.events = !errors.As(err, &p) || p.Temporary()
 		return
 	}
 	defer res.Body.Close()
@@ -119,12 +106,13 @@ func (w *watch) stream(ctx context.Context) {
 		w.events = false
 		return
 	}
-	_ = readEvents(res.Body, func() { heard = true; quiet.Reset(silence) }, func(e event) bool {
+	_ = readEvents(res.Body, func() { heard = true; quiet.Reset(Pace.Silence) }, func(e event) bool {
 		w.last = e.id
 		if e.name != "backfill" {
 			return true // "end", which the state says too, or of a later version
 		}
-		w.enough = !w.give(json.RawMessage(e.data), nil)
+		a := Answer[Backfill]{Raw: json.RawMessage(e.data)}
+		w.enough = !w.yield(a, a.decode())
 		return !w.enough
 	})
 	if ctx.Err() != nil && !heard {

@@ -1,0 +1,9 @@
+package serve
+
+import (
+	"testing"
+
+	"backfill/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
