@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"bytes"
 	"context"
 	"testing"
 	"time"
@@ -53,4 +54,27 @@ func TestGuarantee10_ARunIsConcludedAtItsEnd(t *testing.T) {
 	done := conclude(`UPDATE backfill_control.run_leaf SET state = 'equal', source_count = 0, source_digest = '00' WHERE n = 2`)
 	require.Equal(t, "EQUAL", done.Verdict)
 	require.True(t, done.Clean())
+}
+
+// A run that is ended while it is judged keeps none of what was about to be stored: keys
+// found under a mapping that has changed would keep the cutover gate shut for good.
+func TestNothingIsFoundByARunThatWasEndedMeanwhile(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE orders (id int PRIMARY KEY)`, "public.orders")
+	r, err := p.Store.CreateReconciliation(t.Context(), control.NewReconciliation{Direction: p.Out.ID, TableID: p.Tables["public.orders"].ID, Mode: backfill.RunFull, By: "test"})
+	require.NoError(t, err)
+	testkit.Exec(t, p.C, `UPDATE backfill_control.reconciliation SET state = 'RUNNING', cut = true, leaves = 1, started_at = now() WHERE id = $1`, r.ID)
+	testkit.Exec(t, p.C, `INSERT INTO backfill_control.run_leaf (run_id, n, state, snap, after_seq) VALUES ($1, 1, 'listed', '9:9:', 0)`, r.ID)
+	var differing bytes.Buffer
+	_, err = p.C.PgConn().CopyTo(t.Context(), &differing, `COPY (SELECT 1::bigint, '{1}'::text[], '{1}'::text[], 'm'::"char", '{1}'::text[], NULL::text[], NULL::text) TO STDOUT (FORMAT binary)`)
+	require.NoError(t, err)
+	ending, watch := testkit.Session(t, p.C.Config().ConnString()), testkit.Session(t, p.C.Config().ConnString())
+	testkit.Exec(t, ending, `BEGIN`)
+	testkit.Exec(t, ending, `UPDATE backfill_control.reconciliation SET state = 'FAILED' WHERE id = $1`, r.ID)
+	judged := make(chan error, 1)
+	go func() { judged <- p.Store.Judge(t.Context(), r, []int64{1}, 0, &differing) }()
+	testkit.Eventually(t, "the judge waits", func() bool { return len(judged) > 0 || testkit.LockWaiters(t, watch) > 0 })
+	testkit.Exec(t, ending, `COMMIT`)
+	require.ErrorIs(t, <-judged, control.ErrFenced)
+	require.Zero(t, testkit.Value[int](t, p.C, `SELECT count(*) FROM backfill_control.difference`))
 }

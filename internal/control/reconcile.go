@@ -397,10 +397,13 @@ func (s *Store) update(ctx context.Context, id int64, leaves []proof.Leaf, e Evi
 		ns, counts, digests = append(ns, l.N), append(counts, l.Count), append(digests, l.Digest)
 	}
 	return s.in(ctx, func(tx pgx.Tx) error {
+		if err := running(ctx, tx, id); err != nil {
+			return err
+		}
 		tag, err := tx.Exec(ctx, `
 			UPDATE backfill_control.run_leaf l SET `+set+`
 			  FROM unnest($2::bigint[], $3::bigint[], $4::text[]) x (n, count, digest)
-			 WHERE l.run_id = $1 AND l.n = x.n AND l.state = '`+from+`' AND `+running, append([]any{id, ns, counts, digests}, args...)...)
+			 WHERE l.run_id = $1 AND l.n = x.n AND l.state = '`+from+`'`, append([]any{id, ns, counts, digests}, args...)...)
 		if err := fenced(tag.RowsAffected() == int64(len(leaves)), err); err != nil {
 			return err
 		}
@@ -411,7 +414,12 @@ func (s *Store) update(ctx context.Context, id int64, leaves []proof.Leaf, e Evi
 	})
 }
 
-const running = `EXISTS (SELECT FROM backfill_control.reconciliation r WHERE r.id = l.run_id AND r.state = 'RUNNING')`
+// running is ErrFenced when a run is closed, and keeps it from being closed until the
+// transaction ends: what is stored of a run that somebody ends meanwhile would stay.
+func running(ctx context.Context, tx pgx.Tx, id int64) error {
+	tag, err := tx.Exec(ctx, `SELECT FROM backfill_control.reconciliation WHERE id = $1 AND state = 'RUNNING' FOR SHARE`, id)
+	return fenced(tag.RowsAffected() == 1, err)
+}
 
 // UnsettledKeys are the keys of leaves that have to be looked at again.
 func (s *Store) UnsettledKeys(ctx context.Context, id int64, leaves []int64) (map[int64][]backfill.Key, error) {
@@ -442,9 +450,12 @@ func (s *Store) Listed(ctx context.Context, id int64, leaves []int64, copyRows f
 		if err != nil {
 			return err
 		}
+		if err := running(ctx, tx, id); err != nil {
+			return err
+		}
 		tag, err := tx.Exec(ctx, `
-			UPDATE backfill_control.run_leaf l SET state = 'listed', attempts = attempts + 1, snap = $3::text::pg_snapshot, after_seq = $4, source_position = $5, wait_seq = NULL
-			 WHERE run_id = $1 AND n = ANY ($2) AND state = 'suspect' AND `+running, id, leaves, e.Snapshot, e.AfterSeq, e.Position)
+			UPDATE backfill_control.run_leaf SET state = 'listed', attempts = attempts + 1, snap = $3::text::pg_snapshot, after_seq = $4, source_position = $5, wait_seq = NULL
+			 WHERE run_id = $1 AND n = ANY ($2) AND state = 'suspect'`, id, leaves, e.Snapshot, e.AfterSeq, e.Position)
 		if err := fenced(tag.RowsAffected() == int64(len(leaves)), err); err != nil {
 			return err
 		}
@@ -512,9 +523,12 @@ func (s *Store) Judge(ctx context.Context, run *backfill.Reconciliation, leaves 
 		if _, err := tx.Conn().PgConn().CopyFrom(ctx, differing, `COPY pg_temp.differing (leaf, key, here, kind, source, receiver, aside) FROM STDIN (FORMAT binary)`); err != nil {
 			return err
 		}
+		if err := running(ctx, tx, run.ID); err != nil {
+			return err
+		}
 		var held int
 		if err := tx.QueryRow(ctx, `
-			SELECT count(*) FROM (SELECT FROM backfill_control.run_leaf l WHERE run_id = $1 AND n = ANY ($2) AND state = 'listed' AND `+running+` FOR UPDATE) x`, run.ID, leaves).Scan(&held); err != nil {
+			SELECT count(*) FROM (SELECT FROM backfill_control.run_leaf WHERE run_id = $1 AND n = ANY ($2) AND state = 'listed' FOR UPDATE) x`, run.ID, leaves).Scan(&held); err != nil {
 			return err
 		}
 		if held != len(leaves) {
