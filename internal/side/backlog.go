@@ -9,7 +9,7 @@ import (
 // Backlog is what waits in the outbox of one table.
 type Backlog struct {
 	Table       string
-	Rows        int64
+	Rows        int64 // keys
 	First, Last int64 // the numbers of the oldest and the newest record
 }
 
@@ -18,7 +18,7 @@ type Backlog struct {
 func (db *DB) Backlog(ctx context.Context, limit int) (all []Backlog, err error) {
 	err = db.in(ctx, reading, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, `
-			SELECT tbl, count(*), min(seq), max(seq) FROM (SELECT tbl, seq FROM `+db.schema+`.outbox ORDER BY seq LIMIT $1::int) o GROUP BY tbl`, limit)
+			SELECT tbl, sum(n), min(seq), max(seq) FROM (SELECT tbl, seq, n FROM `+db.schema+`.outbox ORDER BY seq LIMIT $1::int) o GROUP BY tbl`, limit)
 		if err != nil {
 			return err
 		}

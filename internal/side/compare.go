@@ -291,7 +291,7 @@ func (db *DB) CompareRows(ctx context.Context, c Compared, leaves []proof.Leaf, 
 		}
 		own := "false"
 		if c.Both {
-			own = fmt.Sprintf("EXISTS (SELECT FROM %s.outbox o WHERE o.tbl = %s AND (o.op IN ('t', 'g') OR o.key IN (d.key, d.here)))", db.schema, row.Literal(t.Name.String()))
+			own = fmt.Sprintf("EXISTS (SELECT FROM %s.outbox WHERE tbl = %s AND op IN ('t', 'g')) OR d.key IN (SELECT key FROM %s o) OR d.here IN (SELECT key FROM %[3]s o)", db.schema, row.Literal(t.Name.String()), db.captured(t.Name))
 		}
 		sql := fmt.Sprintf(`COPY (
 			SELECT d.leaf, d.key, d.here, d.kind::"char", d.source, d.receiver,

@@ -1,6 +1,7 @@
 package side_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -198,27 +199,32 @@ func TestGuarantee2_ASubscriptionIsNoticed(t *testing.T) {
 // What an earlier setup made, owned by whoever ran it and with the body of its time,
 // records on, and is taken over by the next setup without a gap.
 func TestAnEarlierSetupGoesOnAndIsTakenOver(t *testing.T) {
-	t.Parallel()
-	p := testkit.NewPair(t, `CREATE TABLE t (id int, b "char", PRIMARY KEY (id, b))`, "public.t")
-	table, err := p.From.Describe(t.Context(), "public.t")
-	require.NoError(t, err)
-	function := "backfill_maple_school." + testkit.Value[string](t, p.S, `SELECT proname::text FROM pg_proc WHERE pronamespace = 'backfill_maple_school'::regnamespace`)
-	testkit.Exec(t, p.S, `
-		DO $$ BEGIN EXECUTE replace(pg_get_functiondef('`+function+`'::regproc), (SELECT prosrc FROM pg_proc WHERE oid = '`+function+`'::regproc), `+row.Literal(p.From.EarlierBody(table, "postgres"))+`); END $$;
+	for n := range 2 {
+		t.Run(fmt.Sprint("version ", n), func(t *testing.T) {
+			t.Parallel()
+			p := testkit.NewPair(t, `CREATE TABLE t (id int, b "char", PRIMARY KEY (id, b))`, "public.t")
+			table, err := p.From.Describe(t.Context(), "public.t")
+			require.NoError(t, err)
+			body := p.From.EarlierBodies(table, "postgres")[n]
+			function := "backfill_maple_school." + testkit.Value[string](t, p.S, `SELECT proname::text FROM pg_proc WHERE pronamespace = 'backfill_maple_school'::regnamespace`)
+			testkit.Exec(t, p.S, `
+		DO $$ BEGIN EXECUTE replace(pg_get_functiondef('`+function+`'::regproc), (SELECT prosrc FROM pg_proc WHERE oid = '`+function+`'::regproc), `+row.Literal(body)+`); END $$;
 		COMMENT ON FUNCTION `+function+`() IS NULL; REASSIGN OWNED BY backfill_maple_school TO postgres;
 		CREATE FUNCTION public.nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 		CREATE TRIGGER theirs BEFORE INSERT ON backfill_maple_school.outbox FOR EACH ROW WHEN (new.op = 'u') EXECUTE FUNCTION public.nothing()`)
-	require.Equal(t, "postgres", testkit.Value[string](t, p.S, `SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'backfill_maple_school'`))
-	require.Empty(t, capture(t, p, "public.t"))
-	testkit.Exec(t, p.S, `INSERT INTO t VALUES (1, 'a'); UPDATE t SET id = 2`)
-	require.Equal(t, []string{"c 1,a"}, outbox(t, p.S), "what others have laid there")
-	p.Setup()
-	require.Empty(t, capture(t, p, "public.t"))
-	testkit.Exec(t, p.S, `UPDATE t SET id = 3`)
-	require.Equal(t, []string{"u 3,a", "u 2,a"}, outbox(t, p.S), "no gap, and nothing of others' any more")
-	require.Equal(t, []string{"backfill_maple_school"}, testkit.Strings(t, p.S, `
+			require.Equal(t, "postgres", testkit.Value[string](t, p.S, `SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'backfill_maple_school'`))
+			require.Empty(t, capture(t, p, "public.t"))
+			testkit.Exec(t, p.S, `INSERT INTO t VALUES (1, 'a'); UPDATE t SET id = 2`)
+			require.Equal(t, []string{"c 1,a"}, outbox(t, p.S), "what others have laid there")
+			p.Setup()
+			require.Empty(t, capture(t, p, "public.t"))
+			testkit.Exec(t, p.S, `UPDATE t SET id = 3`)
+			require.Equal(t, []string{"u 3,a", "u 2,a"}, outbox(t, p.S), "no gap, and nothing of others' any more")
+			require.Equal(t, []string{"backfill_maple_school"}, testkit.Strings(t, p.S, `
 		SELECT DISTINCT o::regrole::text FROM (SELECT nspowner FROM pg_namespace WHERE nspname = 'backfill_maple_school' UNION SELECT relowner FROM pg_class WHERE relnamespace = 'backfill_maple_school'::regnamespace
 			UNION SELECT proowner FROM pg_proc WHERE pronamespace = 'backfill_maple_school'::regnamespace) x (o)`))
+		})
+	}
 }
 
 // A schema of our name that somebody else has made is not ours.

@@ -27,11 +27,18 @@ func TestATruncateIsNotTorn(t *testing.T) {
 		{"Tuuu", 1, 1, false},
 		{"tgggg", 1, 4, false}, // the last is of a partition alone
 		{"gu", 1, 1, false},
+		{"345", 7, 2, false}, // of so many keys
+		{"345", 6, 1, false},
+		{"54", 2, 1, false}, // one at least
+		{"3tgggu", 4, 5, false},
 	} {
 		var all []record
 		for i, op := range c.records {
-			r := record{Seq: int64(i), Name: "p", Op: string(op)}
-			if op < 'a' {
+			r := record{Seq: int64(i), Name: "p", Op: string(op), N: 1}
+			switch {
+			case op <= '9':
+				r.Op, r.N = "u", int(op-'0')
+			case op < 'a':
 				r.Name, r.Op = "q", string(op+'a'-'A')
 			}
 			all = append(all, r)

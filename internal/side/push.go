@@ -61,7 +61,7 @@ func (db *DB) Pending(ctx context.Context, limit int, except []string) (p Pendin
 	return p, db.orNotSetUp(err)
 }
 
-// ReadOutbox reads up to limit records of the given tables, oldest first, and
+// ReadOutbox reads records of up to limit keys of the given tables, oldest first, and
 // hands them to fn together with the means to copy the current rows of their keys,
 // all under one snapshot. Tables are locked (ACCESS SHARE) before that snapshot is
 // taken. The transaction is read-only and so owns no transaction id: a snapshot
@@ -145,7 +145,7 @@ func (o *Outbox) records(ctx context.Context, limit int) error {
 	var take int
 	// Those of other tables can stand in between; that is not looked for without end.
 	for torn := true; torn && more < 100_000; more *= 2 {
-		rows, err := o.tx.Query(ctx, `SELECT seq, tbl, op::text, CASE op WHEN 'g' THEN coalesce(key[1], '0') ELSE '0' END::bigint FROM `+o.db.schema+`.outbox WHERE tbl = ANY ($1) ORDER BY seq LIMIT $2`, names, limit+more)
+		rows, err := o.tx.Query(ctx, `SELECT seq, tbl, op::text, CASE op WHEN 'g' THEN coalesce(key[1], '0') ELSE '0' END::bigint, n FROM `+o.db.schema+`.outbox WHERE tbl = ANY ($1) ORDER BY seq LIMIT $2`, names, limit+more)
 		if err != nil {
 			return err
 		}
@@ -186,12 +186,16 @@ type record struct {
 	Name string
 	Op   string
 	XID  uint64
+	N    int // of keys
 }
 
-// whole returns how many of some records to take: limit, and what belongs to a truncate of
-// a root among them: one of each partition. torn says that more of that may follow the last.
+// whole returns how many of some records to take: those of limit keys, or the first, and what
+// belongs to a truncate of a root among them: one of each partition. torn says that more of
+// that may follow the last.
 func whole(all []record, limit int, partitions map[string]int) (take int, torn bool) {
-	take = min(limit, len(all))
+	for n := 0; take < len(all) && (take == 0 || n+all[take].N <= limit); take++ {
+		n += all[take].N
+	}
 	left := map[string]int{} // to come of a truncate that is taken, by table
 	for i, r := range all {
 		switch {
@@ -208,6 +212,18 @@ func whole(all []record, limit int, partitions map[string]int) (take int, torn b
 		torn = torn || n > 0
 	}
 	return take, torn
+}
+
+// captured is the SQL of the keys in the outbox of a table, as rows (seq, op, key, place);
+// place is in the order in which they were recorded.
+func (db *DB) captured(table backfill.TableName) string {
+	return strings.NewReplacer("{outbox}", db.schema+".outbox", "{tbl}", row.Literal(table.String()), "{many}", fmt.Sprint(keysInRecord)).Replace(`(
+		SELECT o.seq, o.op, k.key COLLATE "C" AS key, o.seq * {many} + k.i AS place FROM {outbox} o CROSS JOIN LATERAL (
+		    SELECT ARRAY[x] AS key, i - 1 AS i FROM unnest(CASE WHEN cardinality(o.key) = o.n THEN o.key END) WITH ORDINALITY u (x, i)
+		    UNION ALL
+		    SELECT array_agg(x ORDER BY i), (i - 1) / (cardinality(o.key) / o.n)
+		      FROM unnest(CASE WHEN cardinality(o.key) > o.n THEN o.key END) WITH ORDINALITY u (x, i) GROUP BY 2) k
+		 WHERE o.tbl = {tbl} AND o.op IN ('c', 'u', 'd'))`)
 }
 
 // Rules say what of a table's changes is sent, and whether with stamps, for a table
@@ -236,7 +252,7 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 	}
 	s := strings.NewReplacer(
 		"{stamp}", stamp, "{entry}", fmt.Sprintf("%d::integer, %d::integer, %d::bigint, pg_current_snapshot()", direction, tableID, layoutID),
-		"{outbox}", o.db.schema+".outbox", "{tbl}", row.Literal(t.Name.String()), "{cut}", fmt.Sprint(o.cut), "{op}", op,
+		"{captured}", o.db.captured(t.Name), "{cut}", fmt.Sprint(o.cut), "{op}", op,
 		"{table}", t.SQL, "{on}", t.Layout.KeyEquals("t", "k.key"),
 		"{livekey}", t.Layout.KeyText("t"), "{liverow}", t.Layout.RowText("t"),
 		"{create}", fmt.Sprint(rules.Create), "{update}", fmt.Sprint(rules.Update), "{delete}", fmt.Sprint(rules.Delete))
@@ -246,8 +262,8 @@ func (o *Outbox) CopyEntries(ctx context.Context, t OutboxTable, direction, tabl
 	// n is the upsert that goes with a marker.
 	sql := s.Replace(`COPY (
 		WITH k AS MATERIALIZED (
-		    SELECT key COLLATE "C" AS key, bool_or(op = 'c') AS created, bool_or(op = 'u') AS updated
-		      FROM {outbox} WHERE tbl = {tbl} AND seq <= {cut} AND op NOT IN ('t', 'g') GROUP BY 1 ORDER BY min(seq)),
+		    SELECT key, bool_or(op = 'c') AS created, bool_or(op = 'u') AS updated
+		      FROM {captured} o WHERE seq <= {cut} GROUP BY 1 ORDER BY min(place)),
 		j AS NOT MATERIALIZED (
 		    SELECT k.*, t.tableoid IS NOT NULL AS found, CASE WHEN t.tableoid IS NOT NULL THEN {livekey} END COLLATE "C" AS livekey,
 		           CASE WHEN t.tableoid IS NOT NULL THEN {liverow} END AS liverow,

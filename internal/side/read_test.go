@@ -114,7 +114,7 @@ func TestAPushReadsAPrefix(t *testing.T) {
 	p := testkit.NewPair(t, `CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)`, "public.a", "public.b")
 	// Numbers 1 and 2 become visible after 3 and 4.
 	late := testkit.Session(t, p.SourceDSN)
-	testkit.Exec(t, late, `BEGIN; INSERT INTO a VALUES (1), (2)`)
+	testkit.Exec(t, late, `BEGIN; INSERT INTO a VALUES (1); INSERT INTO a VALUES (2)`)
 	testkit.Exec(t, p.S, `INSERT INTO a VALUES (3); INSERT INTO b VALUES (4)`)
 	tables := []string{"public.a", "public.b"}
 	seqs, _, unread, err := read(t, p.From, tables...)

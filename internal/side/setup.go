@@ -173,8 +173,10 @@ CREATE TABLE IF NOT EXISTS {schema}.outbox (
     seq bigint GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
     tbl text NOT NULL,
     op  "char" NOT NULL, -- c create, u update, d delete, t truncate, g gap: keys that could not be recorded
-    key text[]           -- of a gap its transaction
+    key text[],          -- n keys, one after the other; of a gap its transaction
+    n   integer NOT NULL DEFAULT 1
 );
+ALTER TABLE {schema}.outbox ADD COLUMN IF NOT EXISTS n integer NOT NULL DEFAULT 1;
 -- The last push, stored with the outbox's deletion.
 CREATE TABLE IF NOT EXISTS {schema}.pushed (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), epoch integer NOT NULL DEFAULT 1,
@@ -269,45 +271,48 @@ func functionName(table backfill.TableName) string {
 // for equal. When a key column was dropped or renamed, keys
 // cannot be recorded, which is recorded; a truncate of one partition likewise.
 //
+// A record of the outbox costs the application as much as a row of its own, so the keys
+// of a statement share some. Of a key of one column they are collected as texts, which
+// takes half as long as arrays.
+//
 // Rows applied by the agent are not captured again: the setting alone could be
 // set by anyone, so the session must also be the agent's role.
 func (db *DB) captureBody(t *Table, role string) string {
-	var bytes []string
-	for _, c := range t.Layout.KeyColumns() {
-		if c.Byte {
-			bytes = append(bytes, row.Literal(c.Name))
-		}
-	}
-	// What prints a "char" would call casts of another type's.
-	still := ""
-	if len(bytes) > 0 {
-		still = fmt.Sprintf(` AND (attname NOT IN (%s) OR atttypid = 18)`, strings.Join(bytes, ", "))
-	}
-	return db.bodyOf(t, role, still, row.Column.Printed, t.Layout.KeyPrinted)
+	return db.bodyOf(t, role, stillBytes(t), row.Column.Printed, keyRecorded(t), `
+    ELSIF TG_OP = 'INSERT' THEN
+        INSERT INTO {outbox} (tbl, op, key, n)
+        SELECT {table}, 'c', pg_catalog.array_agg(key), pg_catalog.count(*)
+          FROM (SELECT {key} AS key, (pg_catalog.row_number() OVER () - 1) / {many} AS part FROM new_rows r) k GROUP BY part;
+    ELSIF TG_OP = 'UPDATE' THEN
+        INSERT INTO {outbox} (tbl, op, key, n)
+        SELECT {table}, 'u', pg_catalog.array_agg(key), pg_catalog.count(*)
+          FROM (SELECT key, (pg_catalog.row_number() OVER () - 1) / {many} AS part
+                  FROM (SELECT {key} AS key FROM new_rows r
+                        UNION ALL
+                        SELECT {oldkey} FROM old_rows o WHERE NOT EXISTS (SELECT FROM new_rows r WHERE {same})) b) k GROUP BY part;
+    ELSIF TG_OP = 'DELETE' THEN
+        INSERT INTO {outbox} (tbl, op, key, n)
+        SELECT {table}, 'd', pg_catalog.array_agg(key), pg_catalog.count(*)
+          FROM (SELECT {key} AS key, (pg_catalog.row_number() OVER () - 1) / {many} AS part FROM old_rows r) k GROUP BY part;`)
 }
 
-// earlierBody is the capture function of versions before this one. It recorded as
-// well, but called casts that the owner of a key's type may have made.
-func (db *DB) earlierBody(t *Table, role string) string {
-	return db.bodyOf(t, role, "", row.Column.Text, t.Layout.KeyText)
+// keyRecorded is the SQL of a row's key as the capture function of a table collects it.
+func keyRecorded(t *Table) func(source string) string {
+	if columns := t.Layout.KeyColumns(); len(columns) == 1 {
+		return columns[0].Printed
+	}
+	return t.Layout.KeyPrinted
 }
 
-func (db *DB) bodyOf(t *Table, role, still string, text func(row.Column, string) string, keyText func(string) string) string {
-	key, oldKey := keyText("r"), keyText("o")
-	var same, columns []string
-	for _, c := range t.Layout.KeyColumns() {
-		same = append(same, fmt.Sprintf(`(%s) COLLATE "C" = (%s) COLLATE "C"`, text(c, "r"), text(c, "o")))
-		columns = append(columns, row.Literal(c.Name))
-	}
-	s := strings.NewReplacer("{outbox}", db.schema+".outbox", "{table}", row.Literal(t.Name.String()), "{key}", key, "{oldkey}", oldKey, "{same}", strings.Join(same, " AND "),
-		"{columns}", strings.Join(columns, ", "), "{still}", still, "{n}", fmt.Sprint(len(columns)), "{site}", row.Literal(db.Site), "{role}", row.Literal(role))
-	return s.Replace(`
-BEGIN
-    IF pg_catalog.current_setting('backfill.applying', true) = {site} AND session_user = {role} THEN
-        RETURN NULL;
-    ELSIF TG_OP <> 'TRUNCATE' AND {n} <> (SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute
-                                           WHERE attrelid = TG_RELID AND attname IN ({columns}){still}) THEN
-        INSERT INTO {outbox} (tbl, op, key) VALUES ({table}, 'g', ARRAY[pg_catalog.pg_current_xact_id()::pg_catalog.text]);
+// keysInRecord is how many keys a record of the outbox has at most: with many more it
+// would not stay in its page.
+const keysInRecord = 150
+
+// earlierBodies are the capture functions of versions before this one, the last first.
+// They recorded as well, but each key by itself, and the first one called casts that the
+// owner of a key's type may have made.
+func (db *DB) earlierBodies(t *Table, role string) []string {
+	const records = `
     ELSIF TG_OP = 'INSERT' THEN
         INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'c', {key} FROM new_rows r;
     ELSIF TG_OP = 'UPDATE' THEN
@@ -316,7 +321,43 @@ BEGIN
         UNION ALL
         SELECT {table}, 'u', {oldkey} FROM old_rows o WHERE NOT EXISTS (SELECT FROM new_rows r WHERE {same});
     ELSIF TG_OP = 'DELETE' THEN
-        INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'd', {key} FROM old_rows r;
+        INSERT INTO {outbox} (tbl, op, key) SELECT {table}, 'd', {key} FROM old_rows r;`
+	return []string{
+		db.bodyOf(t, role, stillBytes(t), row.Column.Printed, t.Layout.KeyPrinted, records),
+		db.bodyOf(t, role, "", row.Column.Text, t.Layout.KeyText, records),
+	}
+}
+
+// stillBytes is the SQL that a key's columns of type "char" still are: what prints one
+// would call casts of another type's.
+func stillBytes(t *Table) string {
+	var bytes []string
+	for _, c := range t.Layout.KeyColumns() {
+		if c.Byte {
+			bytes = append(bytes, row.Literal(c.Name))
+		}
+	}
+	if len(bytes) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(` AND (attname NOT IN (%s) OR atttypid = 18)`, strings.Join(bytes, ", "))
+}
+
+func (db *DB) bodyOf(t *Table, role, still string, text func(row.Column, string) string, key func(source string) string, records string) string {
+	var same, columns []string
+	for _, c := range t.Layout.KeyColumns() {
+		same = append(same, fmt.Sprintf(`(%s) COLLATE "C" = (%s) COLLATE "C"`, text(c, "r"), text(c, "o")))
+		columns = append(columns, row.Literal(c.Name))
+	}
+	s := strings.NewReplacer("{outbox}", db.schema+".outbox", "{table}", row.Literal(t.Name.String()), "{key}", key("r"), "{oldkey}", key("o"), "{same}", strings.Join(same, " AND "),
+		"{columns}", strings.Join(columns, ", "), "{still}", still, "{n}", fmt.Sprint(len(columns)), "{site}", row.Literal(db.Site), "{role}", row.Literal(role), "{many}", fmt.Sprint(keysInRecord))
+	return s.Replace(`
+BEGIN
+    IF pg_catalog.current_setting('backfill.applying', true) = {site} AND session_user = {role} THEN
+        RETURN NULL;
+    ELSIF TG_OP <> 'TRUNCATE' AND {n} <> (SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute
+                                           WHERE attrelid = TG_RELID AND attname IN ({columns}){still}) THEN
+        INSERT INTO {outbox} (tbl, op, key) VALUES ({table}, 'g', ARRAY[pg_catalog.pg_current_xact_id()::pg_catalog.text]);`+records+`
     ELSIF TG_ARGV[0] = 'root' THEN
         INSERT INTO {outbox} (tbl, op) VALUES ({table}, 't');
     ELSE
@@ -588,7 +629,7 @@ func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (problem 
 			problems = append(problems, fmt.Sprintf("trigger %s on %s calls another function", name, rel))
 		case !asMade:
 			problems = append(problems, fmt.Sprintf("trigger %s on %s is not as setup made it", name, rel))
-		case !strings.Contains(source, t.Layout.KeyPrinted("r")) && !strings.Contains(source, t.Layout.KeyText("r")):
+		case !strings.Contains(source, "(SELECT "+keyRecorded(t)("r")+" AS key") && !strings.Contains(source, t.Layout.KeyPrinted("r")) && !strings.Contains(source, t.Layout.KeyText("r")):
 			otherKey = true
 			problems = append(problems, fmt.Sprintf("the capture function of %s was made for another key", t.Name))
 		case !settings || !slices.ContainsFunc(ours, func(p *regexp.Regexp) bool { return p.MatchString(source) }):
@@ -615,7 +656,7 @@ func (db *DB) captureProblem(ctx context.Context, tx pgx.Tx, t *Table) (problem 
 // make it, whatever the agent's role.
 func (db *DB) bodyPatterns(t *Table) (all []*regexp.Regexp) {
 	const anyone = "any role"
-	for _, body := range []string{db.captureBody(t, anyone), db.earlierBody(t, anyone)} {
+	for _, body := range append(db.earlierBodies(t, anyone), db.captureBody(t, anyone)) {
 		all = append(all, regexp.MustCompile(`^`+strings.ReplaceAll(regexp.QuoteMeta(body), regexp.QuoteMeta(row.Literal(anyone)), `'(?:[^']|'')*'`)+`$`))
 	}
 	return all

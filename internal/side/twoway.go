@@ -50,7 +50,7 @@ func (db *DB) stampOfRows(ctx context.Context, tx pgx.Tx, t *Table, tableID int3
 func (db *DB) stampOfRecords(ctx context.Context, tx pgx.Tx, t OutboxTable, tableID int32, cut int64, key string) (string, error) {
 	return db.stamp(ctx, tx, t.Table, tableID, key, `
 		SELECT k.key, min(h.first) AS first FROM h JOIN (
-		    SELECT DISTINCT key FROM `+db.schema+`.outbox WHERE tbl = `+row.Literal(t.Name.String())+` AND seq <= `+fmt.Sprint(cut)+` AND op IN ('c', 'u', 'd')) k
+		    SELECT DISTINCT key FROM `+db.captured(t.Name)+` o WHERE seq <= `+fmt.Sprint(cut)+`) k
 		    ON `+sameKey(t.Layout, "k.key", "h.key")+` GROUP BY 1`)
 }
 
@@ -235,7 +235,7 @@ func (b *batch) hits(ctx context.Context, tx pgx.Tx, g *group, t *backfill.Table
 	if _, err := tx.Exec(ctx, `
 		INSERT INTO pg_temp.judged (id, unsent, own, records, verdict)
 		WITH m AS MATERIALIZED (
-		    SELECT key, NULL::bigint AS seq, seq AS record FROM `+b.db.schema+`.outbox WHERE tbl = $2 AND op IN ('c', 'u', 'd')
+		    SELECT key, NULL::bigint AS seq, seq AS record FROM `+b.db.captured(g.target.Name)+` o
 		    UNION ALL
 		    SELECT key, seq, NULL FROM `+b.db.schema+`.own
 		     WHERE table_id = $1 AND seq > (SELECT min(coalesce(stamp, 0)) FROM pg_temp.incoming WHERE table_id = $1)),
@@ -245,7 +245,7 @@ func (b *batch) hits(ctx context.Context, tx pgx.Tx, g *group, t *backfill.Table
 		      FROM pg_temp.incoming i JOIN m ON `+same+` AND (m.seq IS NULL OR m.seq > coalesce(i.stamp, 0))
 		     WHERE i.table_id = $1 AND i.op IN ('c', 'u', 'd') GROUP BY 1, 2, 3, 4)
 		SELECT id, unsent, own, coalesce(records, '{}'), CASE WHEN decided THEN 'd' WHEN released THEN 'r' ELSE `+b.policy(t)+` END FROM h`,
-		g.tableID, t.Name); err != nil {
+		g.tableID); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, `
@@ -416,11 +416,11 @@ func (b *batch) conclude(ctx context.Context, groups []group) error {
 			continue
 		}
 		done[g.tableID] = true
-		err := pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error {
-			return b.overtaken(ctx, tx, g, t.Name, sameKey(g.target.Layout, "i.key", "m.key"))
-		})
+		same := sameKey(g.target.Layout, "i.key", "m.key")
+		err := pgx.BeginFunc(ctx, b.tx, func(tx pgx.Tx) error { return b.overtaken(ctx, tx, g, same) })
 		if err != nil && refusesRows(err) {
-			err = b.overtaken(ctx, b.tx, g, t.Name, "i.key = m.key")
+			same = "i.key = m.key"
+			err = b.overtaken(ctx, b.tx, g, same)
 		}
 		if err != nil {
 			return err
@@ -429,7 +429,7 @@ func (b *batch) conclude(ctx context.Context, groups []group) error {
 		if err != nil {
 			return err
 		}
-		s := strings.NewReplacer("{schema}", b.db.schema)
+		s := strings.NewReplacer("{schema}", b.db.schema, "{captured}", b.db.captured(g.target.Name), "{same}", same)
 		tag, err := b.tx.Exec(ctx, s.Replace(`
 			INSERT INTO {schema}.lost (table_id, own, seq, to_seq, op, key, layout, "row")
 			SELECT $1, true, CASE WHEN NOT j.unsent THEN j.own END, i.seq, CASE WHEN j.there THEN 'u' ELSE 'd' END::"char", i.key, $2::text::jsonb, j.was
@@ -442,24 +442,28 @@ func (b *batch) conclude(ctx context.Context, groups []group) error {
 			WITH won AS (
 			    SELECT j.verdict, j.records, i.key FROM pg_temp.judged j JOIN pg_temp.incoming i ON i.id = j.id WHERE i.table_id = $1 AND j.verdict IN ('i', 'd')),
 			gone AS (DELETE FROM {schema}.outbox o USING won WHERE o.seq = ANY (won.records))
-			INSERT INTO {schema}.outbox (tbl, op, key) SELECT $2, 'u', key FROM won WHERE verdict = 'd'`), g.tableID, t.Name); err != nil {
+			INSERT INTO {schema}.outbox (tbl, op, key)
+			SELECT $2, 'u', key FROM won WHERE verdict = 'd'
+			UNION ALL -- what else stands in the same records
+			SELECT $2, m.op, m.key FROM {captured} m
+			 WHERE m.seq IN (SELECT unnest(records) FROM won) AND NOT EXISTS (SELECT FROM won i WHERE m.seq = ANY (i.records) AND {same})`), g.tableID, t.Name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (b *batch) overtaken(ctx context.Context, tx pgx.Tx, g *group, table, same string) error {
+func (b *batch) overtaken(ctx context.Context, tx pgx.Tx, g *group, same string) error {
 	var late bool
 	if err := tx.QueryRow(ctx, `
 		SELECT EXISTS (
-		    SELECT FROM `+b.db.schema+`.outbox m JOIN pg_temp.incoming i ON `+same+`
-		     WHERE m.tbl = $2 AND m.op IN ('c', 'u', 'd') AND i.table_id = $1
+		    SELECT FROM `+b.db.captured(g.target.Name)+` m JOIN pg_temp.incoming i ON `+same+`
+		     WHERE i.table_id = $1
 		       AND NOT EXISTS (SELECT FROM pg_temp.judged j WHERE j.id = i.id AND m.seq = ANY (j.records)))
 		    OR EXISTS (
 		    SELECT FROM `+b.db.schema+`.own m JOIN pg_temp.incoming i ON `+same+`
 		     WHERE m.table_id = $1 AND i.table_id = $1 AND m.seq > coalesce(i.stamp, 0)
-		       AND m.seq > coalesce((SELECT j.own FROM pg_temp.judged j WHERE j.id = i.id), 0))`, g.tableID, table).Scan(&late); err != nil {
+		       AND m.seq > coalesce((SELECT j.own FROM pg_temp.judged j WHERE j.id = i.id), 0))`, g.tableID).Scan(&late); err != nil {
 		return err
 	}
 	if late {

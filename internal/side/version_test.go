@@ -11,5 +11,5 @@ func RaiseOldest(t *testing.T) {
 	t.Cleanup(func() { oldest = before })
 }
 
-// EarlierBody is the capture function of a table as earlier versions made it.
-func (db *DB) EarlierBody(t *Table, role string) string { return db.earlierBody(t, role) }
+// EarlierBodies are the capture functions of a table as earlier versions made them.
+func (db *DB) EarlierBodies(t *Table, role string) []string { return db.earlierBodies(t, role) }
