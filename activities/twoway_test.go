@@ -609,3 +609,19 @@ func TestTwoWayPolicyChangesWhileAChangeIsHeld(t *testing.T) {
 		})
 	}
 }
+
+// A key that loses is not pushed; those that were captured with it by one statement are.
+func TestGuarantee4_TwoWayKeysOfOneStatementAreDecidedOneByOne(t *testing.T) {
+	w := newTwoWay(t, testkit.Receiver, seats, "public.seats")
+	w.onSource(`INSERT INTO seats SELECT g, 'old' FROM generate_series(1, 400) g`)
+	w.rest()
+	w.onSource(`UPDATE seats SET who = 'school'`)
+	w.onReceiver(`UPDATE seats SET who = 'central' WHERE id IN (2, 3, 200)`)
+	w.pushOf(w.to)
+	w.applyOn(w.apply0)
+	require.Equal(t, 3, testkit.Value[int](t, w.S, `SELECT count(*) FROM seats WHERE who = 'central'`))
+	require.Equal(t, 397, testkit.Value[int](t, w.S, `SELECT sum(n) FROM backfill_maple_school.outbox`))
+	w.rest()
+	w.Equal("seats")
+	require.Equal(t, []string{"central 3", "school 397"}, testkit.Strings(t, w.S, `SELECT who || ' ' || count(*) FROM seats GROUP BY who ORDER BY who`))
+}

@@ -271,3 +271,21 @@ func TestNamesThatAreLongOrOdd(t *testing.T) {
 	require.NotEqual(t, a, b)
 	require.LessOrEqual(t, len(b), 63)
 }
+
+// Many keys of one statement share records, whatever their number.
+func TestKeysOfOneStatementShareRecords(t *testing.T) {
+	t.Parallel()
+	p := testkit.NewPair(t, `CREATE TABLE t (a text, b int, PRIMARY KEY (a, b))`, "public.t")
+	for _, n := range []int{1, 149, 150, 151, 1000} {
+		testkit.Exec(t, p.S, `INSERT INTO t SELECT 'k', g FROM generate_series(1, $1::int) g`, n)
+		require.Equal(t, (n+149)/150, testkit.Value[int](t, p.S, `SELECT count(*) FROM backfill_maple_school.outbox`))
+		require.Equal(t, n, testkit.Value[int](t, p.S, `SELECT sum(n) FROM backfill_maple_school.outbox`))
+		var want []string
+		for i := range n {
+			want = append(want, fmt.Sprintf("c k,%d", i+1))
+		}
+		require.ElementsMatch(t, want, outbox(t, p.S))
+		testkit.Exec(t, p.S, `DELETE FROM t`)
+		require.Len(t, outbox(t, p.S), n)
+	}
+}
