@@ -183,18 +183,27 @@ func (b *bench) trigger(ctx context.Context) error {
 		b.report.figure(section, fmt.Sprintf("%s of %d rows in one statement, for each row", what, n),
 			fmt.Sprintf("%.2f µs (%.2f → %.2f s, ×%.2f)", (with-without).Seconds()*1e6/float64(n), without.Seconds(), with.Seconds(), with.Seconds()/without.Seconds()))
 	}
-	single := map[string][]time.Duration{}
-	for i := range 2000 {
-		for _, table := range []string{plain.name, captured.name} {
-			began := time.Now()
-			if _, err := b.source.Exec(ctx, "UPDATE "+table+" SET paid = NOT paid WHERE id = $1", i+1); err != nil {
+	// By itself, and while what it captures is sent.
+	b.product.halt(sourceAgent)
+	for _, beside := range []string{", nothing sent meanwhile", ", sent as it comes"} {
+		single := map[string][]time.Duration{}
+		for i := range 2000 {
+			for _, table := range []string{plain.name, captured.name} {
+				began := time.Now()
+				if _, err := b.source.Exec(ctx, "UPDATE "+table+" SET paid = NOT paid WHERE id = $1", i+1); err != nil {
+					return err
+				}
+				single[table] = append(single[table], time.Since(began))
+			}
+		}
+		b.report.figure(section, "update of one row in a transaction, without capture"+beside, spread(single[plain.name]))
+		b.report.figure(section, "update of one row in a transaction, with capture"+beside, spread(single[captured.name]))
+		if b.product.roles[sourceAgent] == nil {
+			if err := b.product.start(sourceAgent); err != nil {
 				return err
 			}
-			single[table] = append(single[table], time.Since(began))
 		}
 	}
-	b.report.figure(section, "update of one row in a transaction, without capture", spread(single[plain.name]))
-	b.report.figure(section, "update of one row in a transaction, with capture", spread(single[captured.name]))
 	return nil
 }
 
