@@ -185,3 +185,39 @@ func TestGuarantee5_CrashesWhileATableIsStopped(t *testing.T) {
 	w.Equal("orders")
 	require.Empty(t, w.to.problem(t.Context()))
 }
+
+// Rows whose parents are refused are held together, not found one by one.
+func TestChildrenOfRefusedRowsAreHeldTogether(t *testing.T) {
+	const refused = `
+		CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no' USING ERRCODE = %s; END $$;
+		CREATE TRIGGER no BEFORE INSERT ON %s FOR EACH ROW %s EXECUTE FUNCTION no()`
+	for name, c := range map[string]struct{ schema, spoil, rows, child string }{
+		"of another table": {
+			`CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (id int PRIMARY KEY, p int REFERENCES parent)`,
+			fmt.Sprintf(refused, "'42501'", "parent", ""),
+			`INSERT INTO parent SELECT generate_series(1, 500); INSERT INTO child SELECT g, g FROM generate_series(1, 500) g`, "child",
+		},
+		"of the same": {
+			`CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (id int PRIMARY KEY, p int REFERENCES child)`,
+			fmt.Sprintf(refused, "'P0001'", "child", "WHEN (new.id = 1)"),
+			`INSERT INTO child VALUES (1, NULL); INSERT INTO child SELECT g, g / 2 FROM generate_series(2, 500) g; INSERT INTO child SELECT g, NULL FROM generate_series(501, 600) g`, "child",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, c.schema, "public.parent", "public.child")
+			w.onReceiver(c.spoil)
+			statements := w.statements(c.child)
+			w.onSource(c.rows)
+			w.pushAll()
+			w.applyAll()
+			n := statements() / 2
+			t.Logf("%d statements", n)
+			require.Less(t, n, int64(60))
+			require.Equal(t, testkit.Value[int](t, w.S, `SELECT count(*) FROM child`), testkit.Value[int](t, w.R, `SELECT (SELECT count(*) FROM child) + (SELECT count(*) FROM backfill_maple_central.held WHERE table_id = $1)`, w.Tables["public.child"].ID))
+			w.onReceiver(`DROP FUNCTION no CASCADE`)
+			w.retryAll()
+			w.drain()
+			w.Equal("parent", "child")
+		})
+	}
+}

@@ -635,7 +635,7 @@ func (b *batch) transform(ctx context.Context, groups []group) error {
 		if err != nil {
 			return err
 		}
-		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+		if err := b.halve(ctx, g, ids, nil, func(tx pgx.Tx, ids []int64) error {
 			_, err := tx.Exec(ctx, `UPDATE pg_temp.incoming i SET sent = i."row", "row" = `+g.mapping.RowFrom(g.sent, `i."row"`)+` WHERE i.id = ANY ($1)`, ids)
 			return err
 		}); err != nil {
@@ -788,7 +788,7 @@ func (b *batch) orIsolateKeys(ctx context.Context, g *group, fn func(pgx.Tx) err
 		return err
 	}
 	b.keysOnly = true
-	err = b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+	err = b.halve(ctx, g, ids, nil, func(tx pgx.Tx, ids []int64) error {
 		_, err := tx.Exec(ctx, `SELECT `+g.typedKey("i.key")+` FROM pg_temp.incoming i WHERE id = ANY ($1)`, ids)
 		return err
 	})
@@ -893,7 +893,8 @@ func (b *batch) apart(ctx context.Context, groups []group) error {
 		if err != nil {
 			return err
 		}
-		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+		orphans := func() (int64, error) { return b.holdOrphans(ctx, groups) }
+		if err := b.halve(ctx, g, ids, orphans, func(tx pgx.Tx, ids []int64) error {
 			n, err := b.upsert(ctx, tx, g, ids)
 			b.written += n
 			if err == nil {
@@ -913,7 +914,7 @@ func (b *batch) apart(ctx context.Context, groups []group) error {
 		if err != nil {
 			return err
 		}
-		if err := b.halve(ctx, g, ids, func(tx pgx.Tx, ids []int64) error {
+		if err := b.halve(ctx, g, ids, nil, func(tx pgx.Tx, ids []int64) error {
 			n, err := b.delete(ctx, tx, g, ids)
 			b.written += n
 			if err == nil {
@@ -938,8 +939,9 @@ func (b *batch) ids(ctx context.Context, g *group, where string) ([]int64, error
 }
 
 // halve runs fn over ids, in a savepoint, and over their halves where it is
-// refused; a single row that is refused is set aside.
-func (b *batch) halve(ctx context.Context, g *group, ids []int64, fn func(pgx.Tx, []int64) error) error {
+// refused; a single row that is refused is set aside. Rows whose parents are among those are
+// held together by orphans, unless nil: one by one they could be as many as the table has.
+func (b *batch) halve(ctx context.Context, g *group, ids []int64, orphans func() (int64, error), fn func(pgx.Tx, []int64) error) error {
 	if len(ids) == 0 {
 		return nil
 	}
@@ -976,11 +978,36 @@ func (b *batch) halve(ctx context.Context, g *group, ids []int64, fn func(pgx.Tx
 		}
 		return b.aside(ctx, state, Message(err), `i.id = ANY ($3)`, ids)
 	}
+	if code == foreignKeyViolation && orphans != nil {
+		held, err := orphans()
+		if err != nil {
+			return err
+		}
+		if held > 0 {
+			if ids, err = b.left(ctx, ids); err != nil {
+				return err
+			}
+			return b.halve(ctx, g, ids, orphans, fn)
+		}
+	}
 	half := len(ids) / 2
-	if err := b.halve(ctx, g, ids[:half], fn); err != nil {
+	if err := b.halve(ctx, g, ids[:half], orphans, fn); err != nil {
 		return err
 	}
-	return b.halve(ctx, g, ids[half:], fn)
+	rest, err := b.left(ctx, ids[half:])
+	if err != nil {
+		return err
+	}
+	return b.halve(ctx, g, rest, orphans, fn)
+}
+
+// left are those of ids that are still in incoming.
+func (b *batch) left(ctx context.Context, ids []int64) ([]int64, error) {
+	rows, err := b.tx.Query(ctx, `SELECT id FROM pg_temp.incoming WHERE id = ANY ($1) ORDER BY id`, ids)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[int64])
 }
 
 // forgetDelete drops an entry of incoming when it is a delete, with what is set aside
