@@ -19,6 +19,9 @@ help: ## list the targets
 .PHONY: build
 build: $(BIN)/backfill $(BIN)/backfill-temporal ## build bin/backfill, and the development Temporal beside it
 
+.PHONY: backfill
+backfill: $(BIN)/backfill ## build bin/backfill alone: all that an installation needs
+
 .PHONY: $(BIN)/backfill
 $(BIN)/backfill:
 	@mkdir -p $(BIN)

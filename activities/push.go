@@ -21,6 +21,7 @@ func (a *Agent) Push(ctx context.Context) error {
 	// looks; one small query while there is nothing.
 	return a.turns(ctx, nil, func() time.Duration { return a.Cycle }, func() (bool, error) {
 		if !a.db.Captured(ctx) {
+			a.trouble("changes cannot be pushed", nil) // there are none: the outbox could be read
 			return false, nil
 		}
 		pushed, err := a.push(ctx)

@@ -2,6 +2,7 @@ package activities
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -290,4 +291,19 @@ func TestGuarantee2_KeysOfOneStatementArrive(t *testing.T) {
 	w.Equal("single", "double")
 	require.Len(t, testkit.Rows(t, w.R, "double"), 400)
 	require.Len(t, testkit.Rows(t, w.R, "single"), 200)
+}
+
+// An agent that was started before its side was set up is well once that is done, also
+// where nothing is ever captured.
+func TestAnAgentStartedBeforeSetupIsWellAfterIt(t *testing.T) {
+	w := newWorld(t, orders, "public.orders")
+	a := w.from
+	a.Turn = 10 * time.Millisecond
+	testkit.Exec(t, w.S, `ALTER SCHEMA backfill_maple_school RENAME TO later`)
+	push := func() error { _, err := runActivity(a.Push); return err }
+	require.ErrorContains(t, push(), "is not set up")
+	testkit.Exec(t, w.S, `ALTER SCHEMA later RENAME TO backfill_maple_school`)
+	require.Contains(t, a.problem(t.Context()), "changes cannot be pushed")
+	require.NoError(t, push())
+	require.Empty(t, a.problem(t.Context()))
 }

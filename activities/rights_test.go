@@ -86,6 +86,7 @@ func TestGuarantee12_AgentsDoWithTheRightsThatSetupGives(t *testing.T) {
 		all, err := a.db.Sequences(t.Context(), "public.ids")
 		require.NoError(t, err)
 		require.Len(t, all, 1)
+		require.NotNil(t, all[0].Highest, "of the source the column is enough")
 		if a == w.to {
 			require.Empty(t, all[0].Problem)
 		}

@@ -317,7 +317,8 @@ func (c *Cutover) ahead() string {
 			if o.Column != s.Column {
 				continue
 			}
-			if o.Problem != "" {
+			// Of the source only its column counts.
+			if o.Problem != "" && o.Highest == nil {
 				return "column " + s.Column + " on " + c.Panel.Direction.From + ": " + o.Problem
 			}
 			if o.Highest != nil && (highest == nil || (*o.Highest-*highest)*sign(s.Step) > 0) {

@@ -115,6 +115,10 @@ func TestWhatDoesNotStandAgainstACutover(t *testing.T) {
 		"differences that were waived": func(c *Cutover) {
 			c.Proof.Verdict, c.Proof.Counts, c.Waived = "DIFFERENT", RunCounts{Equal: 43, Different: 1, Waived: 2}, []Waived{{By: "ann", Note: "known", Keys: 2}}
 		},
+		"a sequence of the source that its agent may not read": func(c *Cutover) {
+			n := int64(1)
+			c.Source.Sequences = []Sequence{{Column: "id", Highest: &n, Step: 1, Problem: "GRANT SELECT"}}
+		},
 		"no sequence":               func(c *Cutover) { c.Receiver.Sequences = nil },
 		"an empty column":           func(c *Cutover) { c.Receiver.Sequences[0].Highest = nil },
 		"a sequence that runs down": func(c *Cutover) { c.Receiver.Sequences[0].Next, c.Receiver.Sequences[0].Step = 99, -1 },

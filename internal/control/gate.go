@@ -119,7 +119,7 @@ func (s *Store) PutGates(ctx context.Context, by, site string, gates []pace.Gate
 		}
 		names = append(names, g.Name)
 		if !slices.ContainsFunc(st.Sides, func(x Side) bool { return x.Name == g.Side }) {
-			return backfill.Errorf(backfill.NotFound, "gate %q: no side %q of site %q", g.Name, g.Side, site)
+			return backfill.Errorf(backfill.NotFound, "gate %q: no side %q of site %q: its sides are %s and %s", g.Name, g.Side, site, st.Sides[0].Name, st.Sides[1].Name)
 		}
 		if g.Table != "" {
 			t, err := s.Table(ctx, site, g.Table)

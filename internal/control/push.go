@@ -161,7 +161,9 @@ func broken(ctx context.Context, tx pgx.Tx, tableID int32, side, problem string)
 	if err := tx.QueryRow(ctx, `
 		UPDATE backfill_control.table_side n SET capture_ok = false, capture_since = NULL, problem = nullif($3, '')
 		  FROM backfill_control.table_side o WHERE n.table_id = $1 AND n.side = $2 AND o.table_id = n.table_id AND o.side = n.side
-		RETURNING o.capture_since IS NOT NULL`, tableID, side, problem).Scan(&whole); err != nil {
+		RETURNING o.capture_since IS NOT NULL`, tableID, side, problem).Scan(&whole); errors.Is(err, pgx.ErrNoRows) {
+		return nil // the table was taken out of the site meanwhile
+	} else if err != nil {
 		return err
 	}
 	if problem == "" {

@@ -48,7 +48,7 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 	}
 	for _, side := range c.CapturedFrom {
 		if !slices.ContainsFunc(st.Sides, func(x Side) bool { return x.Name == side }) {
-			return nil, backfill.Errorf(backfill.NotFound, "no side %q of site %q", side, site)
+			return nil, backfill.Errorf(backfill.NotFound, "no side %q of site %q: its sides are %s and %s", side, site, st.Sides[0].Name, st.Sides[1].Name)
 		}
 	}
 	if len(c.CapturedFrom) > 1 {

@@ -204,7 +204,7 @@ func (db *DB) Sequences(ctx context.Context, table string) (out []backfill.Seque
 			var readable bool
 			err = r.Scan(&s.Column, &s.Name, &s.Step, &readable)
 			if !readable {
-				s.Problem = "the agent may not read it: GRANT SELECT ON SEQUENCE " + s.Name
+				s.Problem = "the agent may not read it: GRANT SELECT ON SEQUENCE " + s.Name + " TO " + db.role()
 			}
 			return s, err
 		})
@@ -212,10 +212,8 @@ func (db *DB) Sequences(ctx context.Context, table string) (out []backfill.Seque
 			return err
 		}
 		for i := range out {
-			if s := &out[i]; s.Problem == "" {
-				if err := current(ctx, tx, t, s); err != nil {
-					return err
-				}
+			if err := current(ctx, tx, t, &out[i]); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -223,16 +221,21 @@ func (db *DB) Sequences(ctx context.Context, table string) (out []backfill.Seque
 	return out, err
 }
 
-// current reads where a sequence and its column stand. Without an index on the column
-// that may take too long to be told.
+// current reads where a sequence and its column stand; of a sequence that may not be
+// read the column alone, which is all that is asked of a source. Without an index on the
+// column that may take too long to be told.
 func current(ctx context.Context, tx pgx.Tx, t *Table, s *backfill.Sequence) error {
 	highest := map[bool]string{true: "max", false: "min"}[s.Step > 0]
+	next, from := fmt.Sprintf("last_value + CASE WHEN is_called THEN %d ELSE 0 END", s.Step), " FROM "+s.Name
+	if s.Problem != "" {
+		next, from = "0::bigint", ""
+	}
 	err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL statement_timeout = '3s'`); err != nil {
 			return err
 		}
-		return tx.QueryRow(ctx, fmt.Sprintf(`SELECT last_value + CASE WHEN is_called THEN %d ELSE 0 END, (SELECT %s(t.%s)::bigint FROM %s t) FROM %s`,
-			s.Step, highest, row.Ident(s.Column), t.SQL, s.Name)).Scan(&s.Next, &s.Highest)
+		return tx.QueryRow(ctx, fmt.Sprintf(`SELECT %s, (SELECT %s(t.%s)::bigint FROM %s t)%s`,
+			next, highest, row.Ident(s.Column), t.SQL, from)).Scan(&s.Next, &s.Highest)
 	})
 	switch state := SQLState(err); {
 	case state == queryCanceled:
