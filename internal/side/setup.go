@@ -357,7 +357,7 @@ BEGIN
         RETURN NULL;
     ELSIF TG_OP <> 'TRUNCATE' AND {n} <> (SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute
                                            WHERE attrelid = TG_RELID AND attname IN ({columns}){still}) THEN
-        INSERT INTO {outbox} (tbl, op, key) VALUES ({table}, 'g', ARRAY[pg_catalog.pg_current_xact_id()::pg_catalog.text]);`+records+`
+        INSERT INTO {outbox} (tbl, op, key) VALUES ({table}, 'g', ARRAY[pg_catalog.pg_current_xact_id()::pg_catalog.text]);` + records + `
     ELSIF TG_ARGV[0] = 'root' THEN
         INSERT INTO {outbox} (tbl, op) VALUES ({table}, 't');
     ELSE
