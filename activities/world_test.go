@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 	"backfill/internal/side"
 	"backfill/internal/testkit"
 )
@@ -39,7 +40,7 @@ func newWorld(t *testing.T, schema string, tables ...string) *world {
 func worldOf(p *testkit.Pair, s Settings) *world {
 	p.Helper()
 	w := &world{Pair: p, settings: s}
-	w.from, w.to = w.agent(testkit.Source), w.agent(testkit.Receiver)
+	w.from, w.to = w.agentWith(p.Store, p.From), w.agentWith(p.Store, p.To)
 	return w
 }
 
@@ -52,7 +53,12 @@ func (w *world) agent(name string) *Agent {
 
 func (w *world) agentAt(name, controlDSN, dsn string) *Agent {
 	w.Helper()
-	a, err := NewAgent(w.Context(), testkit.Open(w, controlDSN), testkit.OpenSide(w, name, dsn), fmt.Sprintf("agent %d", agents.Add(1)), w.settings)
+	return w.agentWith(testkit.Open(w, controlDSN), testkit.OpenSide(w, name, dsn))
+}
+
+func (w *world) agentWith(store *control.Store, db *side.DB) *Agent {
+	w.Helper()
+	a, err := NewAgent(w.Context(), store, db, fmt.Sprintf("agent %d", agents.Add(1)), w.settings)
 	require.NoError(w, err)
 	return a
 }

@@ -37,7 +37,13 @@ func DatabaseWith(t testing.TB, options string) string {
 // the time that it takes to drop it, which is a checkpoint, and to make another.
 type shelf struct {
 	mu   sync.Mutex
-	free []string
+	free []shelved
+}
+
+// shelved is a database with the session that empties it, which knows its catalogs by now.
+type shelved struct {
+	name string
+	conn *pgx.Conn
 }
 
 var sides, controls shelf
@@ -45,25 +51,25 @@ var sides, controls shelf
 func (s *shelf) take(t testing.TB, template, afresh string) string {
 	t.Helper()
 	s.mu.Lock()
-	name := ""
+	var d shelved
 	if n := len(s.free); n > 0 {
-		name, s.free = s.free[n-1], s.free[:n-1]
+		d, s.free = s.free[n-1], s.free[:n-1]
 	}
 	s.mu.Unlock()
-	if name == "" {
-		name = newName()
-		admin(t, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", name, template))
+	if d.name == "" {
+		d.name = newName()
+		admin(t, fmt.Sprintf("CREATE DATABASE %s TEMPLATE %s", d.name, template))
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			return // it may be in any state
 		}
-		empty(t, name, afresh)
+		d.empty(t, afresh)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.free = append(s.free, name)
+		s.free = append(s.free, d)
 	})
-	return DSN(t, name)
+	return DSN(t, d.name)
 }
 
 // made are the databases of this process's tests.
@@ -80,11 +86,12 @@ func newName() string {
 }
 
 // empty ends what still runs in a database and drops everything that tests have made.
-func empty(t testing.TB, name, afresh string) {
+func (d *shelved) empty(t testing.TB, afresh string) {
 	t.Helper()
-	conn := Connect(t, DSN(t, name))
-	ctx := context.Background()
-	defer func() { _ = conn.Close(ctx) }()
+	if d.conn == nil || d.conn.IsClosed() {
+		d.conn = Connect(t, DSN(t, d.name))
+	}
+	conn, ctx := d.conn, context.Background()
 	Eventually(t, "the sessions of a test's database end", func() bool {
 		var left int
 		require.NoError(t, conn.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`).Scan(&left))
