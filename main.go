@@ -560,7 +560,11 @@ func (c *userCreateCmd) Run(ctx context.Context, streams *cli.Streams) error {
 				return err
 			}
 		}
-		return s.CreateUser(ctx, serve.Name(), c.Name, rights, password)
+		if err := s.CreateUser(ctx, serve.Name(), c.Name, rights, password); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(streams.Out, "added: %s\n", c.Name)
+		return err
 	})
 }
 
@@ -613,7 +617,11 @@ func (c *userSetCmd) Run(ctx context.Context, streams *cli.Streams) error {
 			}
 			password = &p
 		}
-		return s.SetUser(ctx, serve.Name(), c.Name, rights, password)
+		if err := s.SetUser(ctx, serve.Name(), c.Name, rights, password); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(streams.Out, "changed: %s\n", c.Name)
+		return err
 	})
 }
 
@@ -622,6 +630,12 @@ type userRemoveCmd struct {
 	Name string `arg:"" help:"Their name."`
 }
 
-func (c *userRemoveCmd) Run(ctx context.Context) error {
-	return c.withStore(ctx, func(s *control.Store) error { return s.RemoveUser(ctx, serve.Name(), c.Name) })
+func (c *userRemoveCmd) Run(ctx context.Context, out io.Writer) error {
+	return c.withStore(ctx, func(s *control.Store) error {
+		if err := s.RemoveUser(ctx, serve.Name(), c.Name); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(out, "removed: %s\n", c.Name)
+		return err
+	})
 }

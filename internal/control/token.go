@@ -69,7 +69,7 @@ func (s *Store) CreateToken(ctx context.Context, by string, t Token, secret stri
 			       sha256 = excluded.sha256, revoked_at = NULL, created_at = clock_timestamp()`,
 			t.Name, t.Role, t.Sites, t.ExpiresAt, hash[:])
 		if sqlState(err) == "23505" {
-			return backfill.Errorf(backfill.Conflict, "the same token exists under another name")
+			return backfill.Errorf(backfill.Conflict, "the same token exists under another name: a token is for one, so take another value for this")
 		}
 		if err != nil {
 			return err

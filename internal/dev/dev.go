@@ -18,6 +18,8 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"backfill/activities"
 	"backfill/api"
 	"backfill/internal/backfill"
@@ -119,8 +121,15 @@ func (e *environment) startPostgres(ctx context.Context) (err error) {
 	}
 	e.say("starting PostgreSQL")
 	e.postgres, err = local.StartPostgres(ctx, local.PostgresOptions{Dir: filepath.Join(e.State, "postgres")})
-	if err != nil || e.Control != "" {
+	if err != nil {
 		return err
+	}
+	if e.Control != "" {
+		// It may have been set for something else, and gets the demo's site.
+		if c, err := pgconn.ParseConfig(e.Control); err == nil {
+			e.say("the control database is %s on %s, as --control or BACKFILL_CONTROL says", c.Database, c.Host)
+		}
+		return nil
 	}
 	e.Control = e.postgres.DSN("control")
 	return e.postgres.CreateDatabase(ctx, "control")
