@@ -153,6 +153,11 @@ MEASURE_ROWS ?= 1000000
 measure: need-postgres ## how long review pages take over MEASURE_ROWS (1000000) staged rows, and what 200 open pages cost
 	$(GO) test ./ui -run TestMeasure -count=1 -parallel 1 -timeout 30m -args -measure -measure-rows $(MEASURE_ROWS)
 
+# What is released is built, and looked through, with this version of Go, whatever is
+# installed: what is known against the standard library of those before is mended in it.
+RELEASE_GO ?= go1.26.10
+vuln dist release: export GOTOOLCHAIN := $(RELEASE_GO)
+
 .PHONY: vuln
 vuln: ## known vulnerabilities in what is called; says so where their database cannot be reached
 	deploy/vuln
