@@ -28,7 +28,7 @@ func (s *Store) NewEpoch(ctx context.Context, by, site, note string) error {
 		if tag.RowsAffected() == 0 {
 			return backfill.Errorf(backfill.NotFound, "no site %q", site)
 		}
-		// Requests come before directions, as everywhere.
+		// Requests and reconciliations come before directions, as everywhere.
 		rows, err := tx.Query(ctx, `
 			UPDATE backfill_control.request r SET state = 'FAILED', reason = 'a new epoch was opened for the site', closed_at = clock_timestamp(), paused = false, waiting = ''
 			  FROM backfill_control.direction d WHERE d.id = r.direction AND d.site = $1 AND r.state = ANY ($2) RETURNING r.id`, site, backfill.OpenStates())
@@ -43,6 +43,9 @@ func (s *Store) NewEpoch(ctx context.Context, by, site, note string) error {
 			if err := notifyID(ctx, tx, "request", id); err != nil {
 				return err
 			}
+		}
+		if err := s.endRuns(ctx, tx, site, 0, "a new epoch was opened for the site"); err != nil {
+			return err
 		}
 		for _, sql := range []string{
 			`UPDATE backfill_control.side SET system_identifier = NULL, timeline = NULL, halted = NULL WHERE site = $1`,
@@ -62,9 +65,6 @@ func (s *Store) NewEpoch(ctx context.Context, by, site, note string) error {
 			if _, err := tx.Exec(ctx, sql, site); err != nil {
 				return err
 			}
-		}
-		if err := s.endRuns(ctx, tx, site, 0, "a new epoch was opened for the site"); err != nil {
-			return err
 		}
 		if err := audit(ctx, tx, by, "site.new_epoch", site, site, map[string]any{"note": note, "failed_requests": failed}); err != nil {
 			return err
