@@ -13,7 +13,9 @@ import (
 //
 // What a page costs however few rows it has, such as the ways to a far database, is
 // told apart from what its rows cost: fewer rows would not save it. Where that is
-// half of the target or more, the rows of a page may take as long again.
+// half of the target or more, the rows of a page may take as long again. On a machine
+// that is busy in fits and starts nothing of few rows can be told apart, and pages would
+// shrink to a row each for good: so of small rows a page has some however long it takes.
 type PageSize struct {
 	Target   time.Duration
 	Min, Max int   // rows
@@ -51,7 +53,8 @@ func (p *PageSize) Took(rows int, bytes int64, d time.Duration) {
 	p.add(float64(rows), d.Seconds())
 	fixed := time.Duration(p.fixed * float64(time.Second))
 	if d > 5*p.Target && d > 2*fixed {
-		p.rows, p.pages = max(p.rows/10, p.Min), nil
+		p.resize(p.rows / 10)
+		p.pages = nil
 		return
 	}
 	p.pages = append(p.pages, page{rows, d})
@@ -62,7 +65,18 @@ func (p *PageSize) Took(rows int, bytes int64, d time.Duration) {
 	}
 	want := float64(max(p.Target-fixed, fixed)) / float64(max(percentile90(perRow), 1))
 	// One row more at least: half of one is none, and the size would stay.
-	p.rows = min(max(int(min(want, float64(p.rows+max(p.rows/2, 1)))), p.Min), p.Max)
+	p.resize(int(min(want, float64(p.rows+max(p.rows/2, 1)))))
+}
+
+// A page of fewer rows than some, and of fewer bytes than few, is not made smaller.
+const some, few = 250, 256 << 10
+
+func (p *PageSize) resize(rows int) {
+	least := some
+	if p.bytes > 0 {
+		least = int(min(some, few/p.bytes))
+	}
+	p.rows = min(max(rows, min(least, p.rows+max(p.rows/2, 1)), p.Min), p.Max)
 }
 
 // line is the one through the pages' rows and seconds of late that makes the least

@@ -25,7 +25,7 @@ func TestPageSizeGrowsSlowlyAndFallsFast(t *testing.T) {
 	p.Took(before, 1, time.Millisecond)
 	require.LessOrEqual(t, p.Rows(), before*3/2)
 	before = p.Rows()
-	p.Took(before, 1, 2*time.Second)
+	p.Took(before, int64(before)<<20, 2*time.Second)
 	require.LessOrEqual(t, p.Rows(), before/10)
 }
 
@@ -43,7 +43,7 @@ func TestPageSizeOfRowsWithoutBytes(t *testing.T) {
 func TestPageSizeComesBackFromOneRow(t *testing.T) {
 	p := PageSize{Target: 250 * time.Millisecond, Min: 1, Max: 20_000, MaxBytes: 1 << 30}
 	for range 5 {
-		p.Took(p.Rows(), 100, time.Duration(p.Rows())*2*time.Second)
+		p.Took(p.Rows(), int64(p.Rows())<<20, time.Duration(p.Rows())*2*time.Second)
 	}
 	require.Equal(t, 1, p.Rows())
 	for pages, spent := 1, time.Duration(0); p.Rows() < 10_000; pages++ {
@@ -66,6 +66,38 @@ func TestPageSizeIsNotShrunkByWhatRowsDoNotCost(t *testing.T) {
 		require.Greater(t, time.Duration(p.Rows())*10*time.Microsecond, fixed/4, "%d rows a page where each page costs %s", p.Rows(), fixed)
 		require.Less(t, time.Duration(p.Rows())*10*time.Microsecond, 4*fixed, "%d rows a page where each page costs %s", p.Rows(), fixed)
 	}
+}
+
+// A machine that comes to be busy, so that pages take now one second and now ten, does
+// not bring pages of small rows down to one row each. After gates have halved them again
+// and again they come back.
+func TestPageSizeOnABusyMachine(t *testing.T) {
+	const target = 250 * time.Millisecond
+	p := PageSize{Target: target, Min: 1, Max: 20_000, MaxBytes: 32 << 20}
+	for range 20 {
+		p.Took(p.Rows(), int64(p.Rows())*100, 10*time.Millisecond+time.Duration(p.Rows())*20*time.Microsecond)
+	}
+	noise := rand.New(rand.NewPCG(1, 2))
+	busy := func() {
+		p.Took(p.Rows(), int64(p.Rows())*100, time.Duration(float64(time.Second)*(0.3+2*noise.ExpFloat64()))+time.Duration(p.Rows())*100*time.Microsecond)
+	}
+	for page := range 200 {
+		busy()
+		require.GreaterOrEqual(t, p.Rows(), 250, "after %d pages", page)
+	}
+	for range 20 {
+		p.Halve()
+	}
+	require.Equal(t, 1, p.Rows())
+	for range 20 {
+		busy()
+	}
+	require.GreaterOrEqual(t, p.Rows(), 250)
+	// Large rows are what takes the time: few of them make a page.
+	for range 20 {
+		p.Took(p.Rows(), int64(p.Rows())<<20, time.Duration(p.Rows())*time.Second)
+	}
+	require.Less(t, p.Rows(), 10)
 }
 
 func TestPageSizeStaysInItsBounds(t *testing.T) {
