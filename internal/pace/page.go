@@ -68,13 +68,13 @@ func (p *PageSize) Took(rows int, bytes int64, d time.Duration) {
 	p.resize(int(min(want, float64(p.rows+max(p.rows/2, 1)))))
 }
 
-// A page of fewer rows than some, and of fewer bytes than few, is not made smaller.
-const some, few = 250, 256 << 10
+// A page of fewer rows than leastRows, or of fewer bytes than leastBytes, is not made smaller.
+const leastRows, leastBytes = 250, 256 << 10
 
 func (p *PageSize) resize(rows int) {
-	least := some
+	least := leastRows
 	if p.bytes > 0 {
-		least = int(min(some, few/p.bytes))
+		least = int(min(leastRows, leastBytes/p.bytes))
 	}
 	p.rows = min(max(rows, min(least, p.rows+max(p.rows/2, 1)), p.Min), p.Max)
 }

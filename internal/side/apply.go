@@ -996,9 +996,11 @@ func (b *batch) halve(ctx context.Context, g *group, ids []int64, orphans func()
 	if err := b.halve(ctx, g, ids[:half], orphans, fn); err != nil {
 		return err
 	}
-	rest, err := b.left(ctx, ids[half:])
-	if err != nil {
-		return err
+	rest := ids[half:]
+	if orphans != nil { // the first half may have had some of them held
+		if rest, err = b.left(ctx, rest); err != nil {
+			return err
+		}
 	}
 	return b.halve(ctx, g, rest, orphans, fn)
 }

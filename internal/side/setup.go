@@ -304,8 +304,8 @@ func keyRecorded(t *Table) func(source string) string {
 	return t.Layout.KeyPrinted
 }
 
-// keysInRecord is how many keys a record of the outbox has at most: with many more it
-// would not stay in its page.
+// keysInRecord is how many keys a record of the outbox has at most. What a record costs
+// is spread thin by then: with 500 a large update took no less time.
 const keysInRecord = 150
 
 // earlierBodies are the capture functions of versions before this one, the last first.
