@@ -215,7 +215,8 @@ func whole(all []record, limit int, partitions map[string]int) (take int, torn b
 }
 
 // captured is the SQL of the keys in the outbox of a table, as rows (seq, op, key, place);
-// place is in the order in which they were recorded.
+// place is in the order in which they were recorded. Keys of one column need not be put
+// together again.
 func (db *DB) captured(table backfill.TableName) string {
 	return strings.NewReplacer("{outbox}", db.schema+".outbox", "{tbl}", row.Literal(table.String()), "{many}", fmt.Sprint(keysInRecord)).Replace(`(
 		SELECT o.seq, o.op, k.key COLLATE "C" AS key, o.seq * {many} + k.i AS place FROM {outbox} o CROSS JOIN LATERAL (
