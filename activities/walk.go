@@ -344,9 +344,9 @@ func (w *walk) committed() *staging {
 
 // stage stages the next page: rows and their snapshot from the source, a
 // synchronous write there (at the end of CopyPage), then rows, counters and resume
-// key committed together. It begins to read while the page before is being committed,
-// stages nothing before that is, and returns when its own rows and their last key are
-// there: commit waits for the rest.
+// key committed together. It reads and copies while the page before is being committed,
+// goes on when that is, and returns when its own rows and their last key are there:
+// commit waits for the rest.
 func (w *walk) stage(ctx context.Context, before *staging) (*staging, error) {
 	page := side.Page{RequestID: w.req.ID, Table: w.table, TableID: w.tableID, Layout: w.layout, Shape: w.req.Shape, After: before.last, UpTo: w.req.UpperKey,
 		Numbered: before.numbered, Limit: w.keeper.rows(), Bytes: w.PageBytes, OneRow: w.req.Key != nil}
@@ -369,14 +369,15 @@ func (w *walk) stage(ctx context.Context, before *staging) (*staging, error) {
 		reads, err = w.db.CopyPage(ctx, page, &read)
 		return err
 	})
-	if err := w.commit(before); err != nil {
-		pipe.Stop()
-		return nil, err
-	}
+	var earlier error
 	copied := make(chan struct{})
 	go func() {
 		p.ended <- w.store.StagePage(ctx, w.lease, page.Numbered, func(load func(io.Reader) error) (int64, error) {
-			if err := pipe.Into(load); err != nil {
+			err := pipe.Into(load)
+			if earlier = w.commit(before); earlier != nil {
+				return 0, earlier
+			}
+			if err != nil {
 				return 0, err
 			}
 			return reads, w.faults.at("page: read")
@@ -396,6 +397,12 @@ func (w *walk) stage(ctx context.Context, before *staging) (*staging, error) {
 			p.ended <- err // for commit
 		default:
 			pipe.Stop()
+			if earlier == nil {
+				earlier = w.commit(before)
+			}
+			if earlier != nil {
+				return nil, earlier
+			}
 			return nil, w.stagingFailed(err)
 		}
 	}

@@ -163,7 +163,7 @@ func (s *Store) CopyBatch(ctx context.Context, direction int32, p Part, w io.Wri
 	for _, id := range p.Except {
 		of += fmt.Sprintf(" AND table_id <> %d", id)
 	}
-	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
+	return s.copyInOrder(ctx, w, fmt.Sprintf(`COPY (
 		SELECT seq, table_id, layout_id, op, key, row, stamp, request_id IS NOT NULL FROM backfill_control.entry
 		 WHERE direction = %d AND seq > %d AND seq <= %d%s AND NOT dropped ORDER BY seq) TO STDOUT (FORMAT binary)`, direction, p.After, p.To, of))
 }
@@ -175,7 +175,7 @@ func (s *Store) CopyValues(ctx context.Context, direction int32, p Part, columns
 	for i := range values {
 		values[i] = fmt.Sprintf("row[%d]", i+1)
 	}
-	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
+	return s.copyInOrder(ctx, w, fmt.Sprintf(`COPY (
 		SELECT %s FROM backfill_control.entry WHERE direction = %d AND seq > %d AND seq <= %d AND NOT dropped ORDER BY seq) TO STDOUT`,
 		strings.Join(values, ", "), direction, p.After, p.To))
 }
@@ -203,6 +203,18 @@ func (s *Store) copyTo(ctx context.Context, w io.Writer, sql string) error {
 	defer c.Release()
 	_, err = c.Conn().PgConn().CopyTo(ctx, w, sql)
 	return err
+}
+
+// copyInOrder is copyTo along an index. The planner, which knows nothing of entries just
+// added, would gather a batch first and sort it, on disk.
+func (s *Store) copyInOrder(ctx context.Context, w io.Writer, sql string) error {
+	return s.in(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL enable_sort = off`); err != nil {
+			return err
+		}
+		_, err := tx.Conn().PgConn().CopyTo(ctx, w, sql)
+		return err
+	})
 }
 
 // Acknowledge records that a receiver has applied everything up to a seq.

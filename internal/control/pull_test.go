@@ -2,6 +2,7 @@ package control_test
 
 import (
 	"context"
+	"io"
 	"testing"
 	"time"
 
@@ -39,4 +40,22 @@ func TestTheNextBatchIsFoundWithoutStatistics(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 300, b.Rows, "up to the first row of the request")
 	require.False(t, b.Released)
+}
+
+// A batch is read along the index, not gathered and sorted, whatever the statistics say.
+func TestABatchIsNotSorted(t *testing.T) {
+	t.Parallel()
+	dsn := testkit.ControlDSN(t)
+	s, conn := testkit.Open(t, dsn), testkit.Session(t, dsn)
+	testkit.Exec(t, conn, `ALTER TABLE backfill_control.entry SET (autovacuum_enabled = off)`)
+	testkit.Exec(t, conn, `
+		INSERT INTO backfill_control.entry (direction, table_id, seq, snap, op, key, row) OVERRIDING SYSTEM VALUE
+		SELECT 1, 1, n, '1:1:', 'c', ARRAY[n::text], ARRAY[n::text, repeat('x', 500)] FROM generate_series(1, 20000) n`)
+	require.NoError(t, s.CopyValues(t.Context(), 1, control.Part{To: 18_000}, 2, io.Discard))
+	require.NoError(t, s.CopyBatch(t.Context(), 1, control.Part{To: 18_000, Only: 1}, io.Discard))
+	s.Disconnect() // a session tells what it has done at its end
+	testkit.Eventually(t, "the sessions end", func() bool {
+		return testkit.Value[int](t, conn, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()`) == 0
+	})
+	require.Zero(t, testkit.Value[int](t, conn, `SELECT temp_files FROM pg_stat_database WHERE datname = current_database()`), "files for sorting")
 }

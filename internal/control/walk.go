@@ -139,9 +139,10 @@ func (s *Store) Freeze(ctx context.Context, l *Lease, f Frozen) error {
 // StagePage commits one page: its rows, the resume key and the counters in one
 // transaction under the lease's epoch. copyRows writes the rows in COPY's binary form
 // (request_id, n, snap, key, row, stamp), the first of which has the number after, and
-// returns after making what it read durable on the source, with the number of that read.
+// returns after making what it read durable on the source, with the number of that read,
+// and after the page before is committed.
 // copied is told how many rows there are, and the last one's key, before they are
-// committed: the next page may be read then, and is not to be staged before this returns.
+// committed: the next page may be begun then.
 func (s *Store) StagePage(ctx context.Context, l *Lease, after int64, copyRows func(load func(io.Reader) error) (reads int64, err error), copied func(rows int64, last backfill.Key)) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT set_config('application_name', $1, true)`, walkName(l.RequestID)); err != nil {
