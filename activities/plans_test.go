@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 	"backfill/internal/testkit"
 )
 
@@ -18,13 +19,7 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 	const rows = 20_000
 	w := history(t, rows)
 	id := w.Request("public.orders").ID
-	w.from.PageRows = 1900
-	k := w.claim(w.from, id)
-	require.NoError(t, k.freeze(t.Context()))
-	for w.Now(id).Staged < rows-2000 {
-		_, err := k.page(t.Context())
-		require.NoError(t, err)
-	}
+	w.upTo(id, rows-2000)
 	w.few("the last pages of a walk", func(from, _ *Agent) {
 		w.expire(id)
 		last := w.claim(from, id)
@@ -50,10 +45,21 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 	}
 	w.Approve(id)
 	w.release(id, rows*3/4)
-	w.drain()
+	w.few("the next batch of a long queue", func(_, to *Agent) {
+		b, err := to.store.Next(t.Context(), w.Out, control.Position{}, 100, 1<<20)
+		require.NoError(t, err)
+		require.EqualValues(t, 100, b.Rows)
+	})
+	w.apart(func(_, _ *Agent) { w.drain() })
 	testkit.Exec(t, w.C, `ANALYZE`)
 	second := w.Request("public.orders").ID
-	w.walk(second)
+	w.apart(func(_, _ *Agent) { w.upTo(second, rows-2000) })
+	w.few("the last pages of a walk of a second request", func(from, _ *Agent) {
+		w.expire(second)
+		last := w.claim(from, second)
+		last.keeper.size.Max = 100
+		require.NoError(t, toTheEnd(t.Context(), last))
+	})
 	w.few("a chunk of rows judged, of a second request", func(_, to *Agent) {
 		require.NoError(t, to.classify(t.Context(), w.Now(second), 0, 300))
 	})
@@ -80,26 +86,52 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 	})
 }
 
-// few runs fn with agents of its own, and fails when a large table was read through.
+// upTo walks a request until so many rows are staged.
+func (w *world) upTo(id, staged int64) {
+	w.Helper()
+	w.from.PageRows = 1900
+	k := w.claim(w.from, id)
+	require.NoError(w, k.freeze(w.Context()))
+	for w.Now(id).Staged < staged {
+		_, err := k.page(w.Context())
+		require.NoError(w, err)
+	}
+}
+
+// few runs fn apart, and fails when a large table was read through.
 func (w *world) few(what string, fn func(from, to *Agent)) {
 	w.Helper()
 	large := map[string]*pgx.Conn{"control": w.C, "source": w.S, "receiver": w.R}
-	sessions, read := map[string]int64{}, map[string]map[string]int64{}
+	read := map[string]map[string]int64{}
 	for name, db := range large {
-		sessions[name], read[name] = testkit.Value[int64](w, db, countSessions), scanned(w, db)
+		read[name] = scanned(w, db)
 	}
-	from, to := w.agent(testkit.Source), w.agent(testkit.Receiver)
-	fn(from, to)
-	// A session tells what it has read at its end.
-	for _, a := range []*Agent{from, to} {
-		a.store.Disconnect()
-		a.db.Close()
-	}
+	w.apart(fn)
 	for name, db := range large {
-		testkit.Eventually(w, "the agents' sessions have ended", func() bool { return testkit.Value[int64](w, db, countSessions) <= sessions[name] })
 		for table, n := range scanned(w, db) {
 			require.Less(w, n-read[name][table], int64(15_000), "%s: rows of %s on %s that were read", what, table, name)
 		}
+	}
+}
+
+// apart runs fn with agents of its own, which are the world's meanwhile, and ends their
+// sessions: at its end a session tells what it has read.
+func (w *world) apart(fn func(from, to *Agent)) {
+	w.Helper()
+	sessions := map[*pgx.Conn]int64{w.C: 0, w.S: 0, w.R: 0}
+	for db := range sessions {
+		sessions[db] = testkit.Value[int64](w, db, countSessions)
+	}
+	from, to := w.from, w.to
+	w.from, w.to = w.agent(testkit.Source), w.agent(testkit.Receiver)
+	fn(w.from, w.to)
+	for _, a := range []*Agent{w.from, w.to} {
+		a.store.Disconnect()
+		a.db.Close()
+	}
+	w.from, w.to = from, to
+	for db, n := range sessions {
+		testkit.Eventually(w, "the agents' sessions have ended", func() bool { return testkit.Value[int64](w, db, countSessions) <= n })
 	}
 }
 

@@ -303,7 +303,7 @@ func (p *product) drained(ctx context.Context) (at time.Time, apply time.Duratio
 	var direction int32
 	var first, last int64
 	if err := p.b.control.QueryRow(ctx, `
-		SELECT d.id, coalesce((SELECT min(seq) FROM backfill_control.entry WHERE direction = d.id), 0), coalesce((SELECT max(seq) FROM backfill_control.entry WHERE direction = d.id), 0)
+		SELECT d.id, coalesce((SELECT seq FROM backfill_control.entry WHERE direction = d.id ORDER BY seq LIMIT 1), 0), coalesce((SELECT seq FROM backfill_control.entry WHERE direction = d.id ORDER BY seq DESC LIMIT 1), 0)
 		  FROM backfill_control.direction d WHERE d.from_side = $1`, source).Scan(&direction, &first, &last); err != nil {
 		return at, 0, err
 	}

@@ -54,13 +54,13 @@ func (s *Store) Reached(ctx context.Context, direction int32, seq int64) error {
 // that, pushed or released, was read with those changes seen. It looks under the lock
 // of in, because a push under way has read already; ok is false when that is taken.
 func (s *Store) Settled(ctx context.Context, out, in backfill.Direction) (upTo, at int64, ok bool, err error) {
-	err = s.in(ctx, func(tx pgx.Tx) error {
+	err = s.inOrder(ctx, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(20011, $1)`, in.ID).Scan(&ok); err != nil || !ok {
 			return err
 		}
 		return tx.QueryRow(ctx, `
 			SELECT least(d.reach, (SELECT min(floor_stamp) FROM backfill_control.request WHERE direction = $2 AND state = ANY ($3))),
-			       coalesce((SELECT max(seq) FROM backfill_control.entry WHERE direction = $2), 0)
+			       coalesce((`+lastSeq("$2")+`), 0)
 			  FROM backfill_control.direction d WHERE d.id = $1`, out.ID, in.ID, backfill.OpenStates()).Scan(&upTo, &at)
 	})
 	return upTo, at, ok, err

@@ -49,29 +49,31 @@ func (s *Store) Next(ctx context.Context, d backfill.Direction, at Position, lim
 	const found = ` max(seq), count(*) FILTER (WHERE NOT dropped), coalesce(max(table_id), 0), max(layout_id)`
 	var to, layout *int64
 	var whole bool
-	err := s.pool.QueryRow(ctx, ahead+`
-		SELECT`+found+`, count(request_id) > 0,
-		       coalesce(sum(size) <= $4 AND (count(request_id) = 0 OR count(request_id) = count(*) AND min(request_id) = max(request_id)), true) FROM e`,
-		d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &b.TableID, &layout, &b.Released, &whole)
-	if err == nil && !whole {
-		// A few rows of a request, such as a row backfill's, go along with what is beside them.
-		err = s.pool.QueryRow(ctx, ahead+`,
-			r AS (SELECT e.*, CASE WHEN request_id IS NOT NULL AND count(*) OVER (PARTITION BY request_id) * 20 >= $3 THEN request_id END AS run FROM e),
-			-- once: it is read for each row of w
-			others AS MATERIALIZED (SELECT min(seq) AS other FROM r WHERE run IS DISTINCT FROM (SELECT run FROM r ORDER BY seq LIMIT 1)),
-			w AS (SELECT r.*, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM r)
-			SELECT`+found+`, count(run) > 0 FROM w, others WHERE (n = 1 OR bytes <= $4) AND (other IS NULL OR seq < other)`,
-			d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &b.TableID, &layout, &b.Released)
-	}
-	if err != nil || to == nil {
-		return b, err
-	}
-	b.To.Seq = *to
-	if b.Released {
-		b.LayoutID = *layout
-	}
-	err = s.pool.QueryRow(ctx, `
-		SELECT nonce FROM backfill_control.batch WHERE direction = $1 AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1`, d.ID, b.To.Seq).Scan(&b.To.Nonce)
+	err := s.inOrder(ctx, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, ahead+`
+			SELECT`+found+`, count(request_id) > 0,
+			       coalesce(sum(size) <= $4 AND (count(request_id) = 0 OR count(request_id) = count(*) AND min(request_id) = max(request_id)), true) FROM e`,
+			d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &b.TableID, &layout, &b.Released, &whole)
+		if err == nil && !whole {
+			// A few rows of a request, such as a row backfill's, go along with what is beside them.
+			err = tx.QueryRow(ctx, ahead+`,
+				r AS (SELECT e.*, CASE WHEN request_id IS NOT NULL AND count(*) OVER (PARTITION BY request_id) * 20 >= $3 THEN request_id END AS run FROM e),
+				-- once: it is read for each row of w
+				others AS MATERIALIZED (SELECT min(seq) AS other FROM r WHERE run IS DISTINCT FROM (SELECT run FROM r ORDER BY seq LIMIT 1)),
+				w AS (SELECT r.*, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM r)
+				SELECT`+found+`, count(run) > 0 FROM w, others WHERE (n = 1 OR bytes <= $4) AND (other IS NULL OR seq < other)`,
+				d.ID, at.Seq, limit, maxBytes).Scan(&to, &b.Rows, &b.TableID, &layout, &b.Released)
+		}
+		if err != nil || to == nil {
+			return err
+		}
+		b.To.Seq = *to
+		if b.Released {
+			b.LayoutID = *layout
+		}
+		return tx.QueryRow(ctx, `
+			SELECT nonce FROM backfill_control.batch WHERE direction = $1 AND last_seq >= $2 AND first_seq <= $2 ORDER BY last_seq LIMIT 1`, d.ID, b.To.Seq).Scan(&b.To.Nonce)
+	})
 	return b, err
 }
 
@@ -205,13 +207,9 @@ func (s *Store) copyTo(ctx context.Context, w io.Writer, sql string) error {
 	return err
 }
 
-// copyInOrder is copyTo along an index. The planner, which knows nothing of entries just
-// added, would gather a batch first and sort it, on disk.
+// copyInOrder is copyTo inOrder.
 func (s *Store) copyInOrder(ctx context.Context, w io.Writer, sql string) error {
-	return s.in(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SET LOCAL enable_sort = off`); err != nil {
-			return err
-		}
+	return s.inOrder(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Conn().PgConn().CopyTo(ctx, w, sql)
 		return err
 	})

@@ -37,7 +37,7 @@ func lockDirection(ctx context.Context, tx pgx.Tx, direction int32) error {
 // BeginPush takes the direction's lock. Everything the push reads, on the source
 // too, must be read after this returns.
 func (s *Store) BeginPush(ctx context.Context, d backfill.Direction) (*Push, error) {
-	tx, err := s.pool.Begin(ctx)
+	tx, err := s.pool.BeginTx(ctx, ordered)
 	if err != nil {
 		return nil, err
 	}
@@ -267,9 +267,9 @@ func endBatch(ctx context.Context, tx pgx.Tx, direction int32, nonce string) err
 	_, err := tx.Exec(ctx, `
 		INSERT INTO backfill_control.batch (direction, first_seq, last_seq, nonce)
 		SELECT $1, e.first, e.last, $2
-		  FROM (SELECT min(seq) AS first, max(seq) AS last FROM backfill_control.entry
-		         WHERE direction = $1 AND seq > coalesce((SELECT last_seq FROM backfill_control.batch WHERE direction = $1 ORDER BY last_seq DESC LIMIT 1), 0)) e
-		 WHERE e.last IS NOT NULL`, direction, nonce)
+		  FROM (SELECT seq AS first, (`+lastSeq("$1")+`) AS last FROM backfill_control.entry
+		         WHERE direction = $1 AND seq > coalesce((SELECT last_seq FROM backfill_control.batch WHERE direction = $1 ORDER BY last_seq DESC LIMIT 1), 0)
+		         ORDER BY seq LIMIT 1) e`, direction, nonce)
 	return err
 }
 

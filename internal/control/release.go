@@ -36,7 +36,7 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 		return false, 0, one(err, "request %d", id)
 	}
 	var locked time.Time
-	err = s.in(ctx, func(tx pgx.Tx) error {
+	err = s.inOrder(ctx, func(tx pgx.Tx) error {
 		if both {
 			err = lockSite(ctx, tx, site)
 		} else {
@@ -58,7 +58,7 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 		var from, staged, checked, last int64
 		if err := tx.QueryRow(ctx, `
 			SELECT state, paused, skip_identical, table_id, released_up_to, staged, coalesce(checked_seq, 0),
-			       coalesce((SELECT max(seq) FROM backfill_control.entry WHERE direction = $2), 0)
+			       coalesce((`+lastSeq("$2")+`), 0)
 			  FROM backfill_control.request WHERE id = $1 FOR UPDATE`, id, d).Scan(&state, &paused, &skip, &table, &from, &staged, &checked, &last); err != nil {
 			return err
 		}
@@ -113,7 +113,7 @@ func (s *Store) ReleaseBatch(ctx context.Context, id int64, limit int) (done boo
 			   SET released_up_to = $3, released = r.released + $4, superseded = r.superseded + p.superseded,
 			       skipped = r.skipped + ($3 - $2 - $4 - p.superseded), 
 			       -- what this batch has added overtakes none of its own request's rows
-			       checked_seq = greatest($5, (SELECT max(seq) FROM backfill_control.entry WHERE direction = $6))
+			       checked_seq = greatest($5, (`+lastSeq("$6")+`))
 			  FROM passed p WHERE r.id = $1`, id, from, to, tag.RowsAffected(), last, d); err != nil {
 			return err
 		}
@@ -198,7 +198,7 @@ func giveWay(ctx context.Context, tx pgx.Tx, id int64, direction, table int32, f
 	_, err := tx.Exec(ctx, `
 		WITH r AS (
 		    SELECT r.id, v.id AS reverse, coalesce(r.reverse_seq, 0) AS after,
-		           (SELECT max(seq) FROM backfill_control.entry WHERE direction = v.id) AS last
+		           (`+lastSeq("v.id")+`) AS last
 		      FROM backfill_control.request r
 		      JOIN backfill_control.direction d ON d.id = r.direction
 		      JOIN backfill_control.direction v ON v.site = d.site AND v.id <> d.id

@@ -65,13 +65,15 @@ func (s *Store) MirrorStopped(ctx context.Context, d backfill.Direction, all []S
 // NextOf says how far the next batch of one table's deliverable entries goes: at
 // most limit of them and about maxBytes, above after; upTo when no more come before it.
 func (s *Store) NextOf(ctx context.Context, direction, tableID int32, after, upTo int64, limit int, maxBytes int64) (to int64, err error) {
-	err = s.pool.QueryRow(ctx, `
-		WITH e AS (
-		    SELECT seq, coalesce(pg_column_size(row), 0) + coalesce(pg_column_size(key), 0) AS size FROM backfill_control.entry
-		     WHERE direction = $1 AND table_id = $2 AND seq > $3 AND seq <= $4 AND NOT dropped ORDER BY seq LIMIT $5),
-		w AS (SELECT seq, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM e),
-		fit AS (SELECT max(seq) AS last, count(*) AS rows FROM w WHERE n = 1 OR bytes <= $6)
-		SELECT CASE WHEN fit.rows < (SELECT count(*) FROM e) OR fit.rows = $5 THEN fit.last ELSE $4 END FROM fit`,
-		direction, tableID, after, upTo, limit, maxBytes).Scan(&to)
+	err = s.inOrder(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `
+			WITH e AS (
+			    SELECT seq, coalesce(pg_column_size(row), 0) + coalesce(pg_column_size(key), 0) AS size FROM backfill_control.entry
+			     WHERE direction = $1 AND table_id = $2 AND seq > $3 AND seq <= $4 AND NOT dropped ORDER BY seq LIMIT $5),
+			w AS (SELECT seq, row_number() OVER (ORDER BY seq) AS n, sum(size) OVER (ORDER BY seq) AS bytes FROM e),
+			fit AS (SELECT max(seq) AS last, count(*) AS rows FROM w WHERE n = 1 OR bytes <= $6)
+			SELECT CASE WHEN fit.rows < (SELECT count(*) FROM e) OR fit.rows = $5 THEN fit.last ELSE $4 END FROM fit`,
+			direction, tableID, after, upTo, limit, maxBytes).Scan(&to)
+	})
 	return to, err
 }

@@ -236,6 +236,21 @@ func (s *Store) in(ctx context.Context, fn func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, s.pool, fn)
 }
 
+// inOrder is in for taking a few of very many rows in the order of an index. The planner,
+// which knows nothing of rows just added, or has planned for an empty table, would gather
+// all of them and sort those.
+func (s *Store) inOrder(ctx context.Context, fn func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, s.pool, ordered, fn)
+}
+
+var ordered = pgx.TxOptions{BeginQuery: "BEGIN; SET LOCAL enable_sort = off"}
+
+// lastSeq is the SELECT of the highest seq of a direction's queue and history. It is no
+// max(), which may read all of them.
+func lastSeq(direction string) string {
+	return `SELECT seq FROM backfill_control.entry WHERE direction = ` + direction + ` ORDER BY seq DESC LIMIT 1`
+}
+
 func sqlState(err error) string {
 	var pe *pgconn.PgError
 	if errors.As(err, &pe) {

@@ -107,7 +107,9 @@ func (s *Store) Hand(ctx context.Context, l *Lease) error {
 // LastSeq is the highest seq of a direction's queue and history so far. Every
 // entry read after this call gets a higher one.
 func (s *Store) LastSeq(ctx context.Context, direction int32) (seq int64, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT coalesce(max(seq), 0) FROM backfill_control.entry WHERE direction = $1`, direction).Scan(&seq)
+	err = s.inOrder(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `SELECT coalesce((`+lastSeq("$1")+`), 0)`, direction).Scan(&seq)
+	})
 	return seq, err
 }
 
@@ -144,7 +146,7 @@ func (s *Store) Freeze(ctx context.Context, l *Lease, f Frozen) error {
 // copied is told how many rows there are, and the last one's key, before they are
 // committed: the next page may be begun then.
 func (s *Store) StagePage(ctx context.Context, l *Lease, after int64, copyRows func(load func(io.Reader) error) (reads int64, err error), copied func(rows int64, last backfill.Key)) error {
-	return s.in(ctx, func(tx pgx.Tx) error {
+	return s.inOrder(ctx, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT set_config('application_name', $1, true)`, walkName(l.RequestID)); err != nil {
 			return err
 		}
@@ -161,7 +163,7 @@ func (s *Store) StagePage(ctx context.Context, l *Lease, after int64, copyRows f
 			return err
 		}
 		var last backfill.Key
-		if err := tx.QueryRow(ctx, `SELECT (SELECT key FROM backfill_control.staged WHERE request_id = $1 AND n = $2::bigint)`, l.RequestID, after+rows).Scan(&last); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT (SELECT key FROM backfill_control.staged WHERE request_id = $1 AND n >= $2::bigint ORDER BY n LIMIT 1)`, l.RequestID, after+rows).Scan(&last); err != nil {
 			return err
 		}
 		copied(rows, last)
