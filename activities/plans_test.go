@@ -19,7 +19,7 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 	const rows = 20_000
 	w := history(t, rows)
 	id := w.Request("public.orders").ID
-	w.upTo(id, rows-2000)
+	w.apart(func(_, _ *Agent) { w.upTo(id, rows-2000) })
 	w.few("the last pages of a walk", func(from, _ *Agent) {
 		w.expire(id)
 		last := w.claim(from, id)
@@ -30,7 +30,7 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 	w.few("a chunk of rows judged", func(_, to *Agent) {
 		require.NoError(t, to.classify(t.Context(), w.Now(id), 0, 300))
 	})
-	w.classify(id)
+	w.apart(func(_, _ *Agent) { w.classify(id) })
 	for _, effect := range []backfill.Effect{"", backfill.Insert, backfill.Identical, backfill.Overwrite, backfill.Unknown, backfill.Superseded} {
 		w.few("pages of the staged rows: "+string(effect), func(from, _ *Agent) {
 			for _, skip := range []int64{0, rows / 4} {
@@ -44,7 +44,7 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 		})
 	}
 	w.Approve(id)
-	w.release(id, rows*3/4)
+	w.apart(func(_, _ *Agent) { w.release(id, rows*3/4) })
 	w.few("the next batch of a long queue", func(_, to *Agent) {
 		b, err := to.store.Next(t.Context(), w.Out, control.Position{}, 100, 1<<20)
 		require.NoError(t, err)
@@ -122,14 +122,15 @@ func (w *world) apart(fn func(from, to *Agent)) {
 	for db := range sessions {
 		sessions[db] = testkit.Value[int64](w, db, countSessions)
 	}
-	from, to := w.from, w.to
+	from, to, store := w.from, w.to, w.Store
 	w.from, w.to = w.agent(testkit.Source), w.agent(testkit.Receiver)
+	w.Store = w.from.store
 	fn(w.from, w.to)
 	for _, a := range []*Agent{w.from, w.to} {
 		a.store.Disconnect()
 		a.db.Close()
 	}
-	w.from, w.to = from, to
+	w.from, w.to, w.Store = from, to, store
 	for db, n := range sessions {
 		testkit.Eventually(w, "the agents' sessions have ended", func() bool { return testkit.Value[int64](w, db, countSessions) <= n })
 	}
