@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +22,11 @@ import (
 // for all contenders alike, and logical decoding is possible. Segments of the log are used again: to make one costs as
 // much as to fill it, and whoever came after a checkpoint paid for it.
 var settings = map[string]string{"shared_buffers": "512MB", "min_wal_size": "4GB", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "wal_level": "logical"}
+
+// explaining are the settings with which servers tell where their time went: in sum, and in their logs the plan of every
+// statement that took a while.
+var explaining = map[string]string{"shared_preload_libraries": "pg_stat_statements,auto_explain", "auto_explain.log_min_duration": "20ms",
+	"auto_explain.log_analyze": "on", "auto_explain.log_timing": "off", "auto_explain.log_buffers": "on"}
 
 // database is a database on a server of its own.
 type database struct {
@@ -54,7 +60,7 @@ func start(ctx context.Context, o options) (*bench, error) {
 		b.dir, b.dirs = dir, append(b.dirs, dir)
 	}
 	if o.explain {
-		settings["shared_preload_libraries"] = "pg_stat_statements"
+		maps.Copy(settings, explaining)
 	}
 	for name, db := range map[string]**database{"source": &b.source, "receiver": &b.receiver, "control": &b.control} {
 		var err error

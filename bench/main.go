@@ -37,7 +37,7 @@ func main() {
 	flag.StringVar(&o.dir, "dir", "", "directory for the servers' data; default: a temporary one, removed at the end")
 	flag.IntVar(&o.duration, "duration", 30, "seconds of each part that is measured for a time")
 	flag.BoolVar(&o.quick, "quick", false, "leave out Bucardo, which takes minutes")
-	flag.BoolVar(&o.explain, "explain", false, "print where the servers' time went after each backfill")
+	flag.BoolVar(&o.explain, "explain", false, "print where the servers' time went after each backfill, and log the plans of slow statements: DIR/control.log and the others")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
