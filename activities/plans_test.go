@@ -136,7 +136,7 @@ func (w *world) apart(fn func(from, to *Agent)) {
 	}
 }
 
-const countSessions = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()`
+const countSessions = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'`
 
 // scanned is how many rows of each table were ever read by scans of it or of its indexes.
 func scanned(w *world, db *pgx.Conn) map[string]int64 {

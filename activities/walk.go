@@ -369,13 +369,13 @@ func (w *walk) stage(ctx context.Context, before *staging) (*staging, error) {
 		reads, err = w.db.CopyPage(ctx, page, &read)
 		return err
 	})
-	var earlier error
+	var beforeErr error
 	copied := make(chan struct{})
 	go func() {
 		p.ended <- w.store.StagePage(ctx, w.lease, page.Numbered, func(load func(io.Reader) error) (int64, error) {
 			err := pipe.Into(load)
-			if earlier = w.commit(before); earlier != nil {
-				return 0, earlier
+			if beforeErr = w.commit(before); beforeErr != nil {
+				return 0, beforeErr
 			}
 			if err != nil {
 				return 0, err
@@ -397,11 +397,11 @@ func (w *walk) stage(ctx context.Context, before *staging) (*staging, error) {
 			p.ended <- err // for commit
 		default:
 			pipe.Stop()
-			if earlier == nil {
-				earlier = w.commit(before)
+			if beforeErr == nil {
+				beforeErr = w.commit(before)
 			}
-			if earlier != nil {
-				return nil, earlier
+			if beforeErr != nil {
+				return nil, beforeErr
 			}
 			return nil, w.stagingFailed(err)
 		}
@@ -414,7 +414,8 @@ func (w *walk) stagingFailed(err error) error {
 	return fmt.Errorf("walk %s after (%s): %w", w.req.Table, w.req.ResumeKey, err)
 }
 
-// commit waits until a page is committed.
+// commit waits until a page is committed. The staging of the next page calls it too, while
+// stage waits for that.
 func (w *walk) commit(p *staging) error {
 	if p.ended == nil {
 		return nil // it was, before the chunk began or the last time

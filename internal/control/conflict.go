@@ -84,7 +84,7 @@ type Lost struct {
 // under the lock of the side's direction; it is not delivered. A released row that gave
 // way on the receiver counts as superseded. It may run again.
 func (s *Store) RecordLost(ctx context.Context, out, in backfill.Direction, lost []Lost, snapshot func(context.Context) (string, error)) error {
-	return s.in(ctx, func(tx pgx.Tx) error {
+	return s.inOrder(ctx, func(tx pgx.Tx) error {
 		if err := lockDirection(ctx, tx, out.ID); err != nil {
 			return err
 		}

@@ -47,7 +47,7 @@ func TestABatchIsNotSorted(t *testing.T) {
 	t.Parallel()
 	dsn := testkit.ControlDSN(t)
 	conn := testkit.Session(t, dsn)
-	const sessions = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()`
+	const sessions = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'`
 	const filesForSorting = `SELECT temp_files FROM pg_stat_database WHERE datname = current_database()`
 	before, was := testkit.Value[int](t, conn, sessions), testkit.Value[int](t, conn, filesForSorting)
 	s := testkit.Open(t, dsn)

@@ -27,7 +27,7 @@ type Push struct {
 
 // lockDirection makes pushes and releases of a direction take turns, so that the
 // order of seqs is the order of reads and of commits. It must be the transaction's
-// first statement, alone, under READ COMMITTED: a statement that locks and checks
+// first statement with a snapshot, alone, under READ COMMITTED: a statement that locks and checks
 // at once checks what was there before the lock.
 func lockDirection(ctx context.Context, tx pgx.Tx, direction int32) error {
 	_, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(20011, $1)`, direction)

@@ -236,9 +236,9 @@ func (s *Store) in(ctx context.Context, fn func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, s.pool, fn)
 }
 
-// inOrder is in for taking a few of very many rows in the order of an index. The planner,
+// inOrder is like in, for taking a few of very many rows in the order of an index. The planner,
 // which knows nothing of rows just added, or has planned for an empty table, would gather
-// all of them and sort those.
+// all of them and sort those. It holds for all of the transaction's statements.
 func (s *Store) inOrder(ctx context.Context, fn func(pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, s.pool, ordered, fn)
 }
