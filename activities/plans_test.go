@@ -20,12 +20,7 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 	w := history(t, rows)
 	id := w.Request("public.orders").ID
 	w.apart(func(_, _ *Agent) { w.upTo(id, rows-2000) })
-	w.few("the last pages of a walk", func(from, _ *Agent) {
-		w.expire(id)
-		last := w.claim(from, id)
-		last.keeper.size.Max = 100
-		require.NoError(t, toTheEnd(t.Context(), last))
-	})
+	w.few("the last pages of a walk", func(from, _ *Agent) { w.lastPages(from, id) })
 	w.onReceiver(`INSERT INTO orders SELECT g, 'history', g FROM generate_series(1, $1::int) g WHERE g % 2 = 0`, rows)
 	w.few("a chunk of rows judged", func(_, to *Agent) {
 		require.NoError(t, to.classify(t.Context(), w.Now(id), 0, 300))
@@ -54,12 +49,7 @@ func TestNothingThatIsDoneForAFewRowsReadsAWholeTable(t *testing.T) {
 	testkit.Exec(t, w.C, `ANALYZE`)
 	second := w.Request("public.orders").ID
 	w.apart(func(_, _ *Agent) { w.upTo(second, rows-2000) })
-	w.few("the last pages of a walk of a second request", func(from, _ *Agent) {
-		w.expire(second)
-		last := w.claim(from, second)
-		last.keeper.size.Max = 100
-		require.NoError(t, toTheEnd(t.Context(), last))
-	})
+	w.few("the last pages of a walk of a second request", func(from, _ *Agent) { w.lastPages(from, second) })
 	w.few("a chunk of rows judged, of a second request", func(_, to *Agent) {
 		require.NoError(t, to.classify(t.Context(), w.Now(second), 0, 300))
 	})
@@ -96,6 +86,15 @@ func (w *world) upTo(id, staged int64) {
 		_, err := k.page(w.Context())
 		require.NoError(w, err)
 	}
+}
+
+// lastPages has an agent take a walk over and end it in pages of 100 rows.
+func (w *world) lastPages(a *Agent, id int64) {
+	w.Helper()
+	w.expire(id)
+	k := w.claim(a, id)
+	k.keeper.size.Max = 100
+	require.NoError(w, toTheEnd(w.Context(), k))
 }
 
 // few runs fn apart, and fails when a large table was read through.

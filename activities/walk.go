@@ -333,8 +333,9 @@ type staging struct {
 	numbered int64        // the number of its last row
 	last     backfill.Key // and that row's key
 	rows     int64
-	at       int64 // of mode differences: the last differing key
-	ended    chan error
+	at       int64      // of mode differences: the last differing key
+	ended    chan error // nil once it is known how its commit ended
+	err      error      // and then how
 }
 
 // committed is where the walk stands when every page is.
@@ -369,13 +370,12 @@ func (w *walk) stage(ctx context.Context, before *staging) (*staging, error) {
 		reads, err = w.db.CopyPage(ctx, page, &read)
 		return err
 	})
-	var beforeErr error
 	copied := make(chan struct{})
 	go func() {
 		p.ended <- w.store.StagePage(ctx, w.lease, page.Numbered, func(load func(io.Reader) error) (int64, error) {
 			err := pipe.Into(load)
-			if beforeErr = w.commit(before); beforeErr != nil {
-				return 0, beforeErr
+			if err := w.commit(before); err != nil {
+				return 0, err
 			}
 			if err != nil {
 				return 0, err
@@ -397,11 +397,8 @@ func (w *walk) stage(ctx context.Context, before *staging) (*staging, error) {
 			p.ended <- err // for commit
 		default:
 			pipe.Stop()
-			if beforeErr == nil {
-				beforeErr = w.commit(before)
-			}
-			if beforeErr != nil {
-				return nil, beforeErr
+			if err := w.commit(before); err != nil {
+				return nil, err
 			}
 			return nil, w.stagingFailed(err)
 		}
@@ -418,15 +415,16 @@ func (w *walk) stagingFailed(err error) error {
 // stage waits for that.
 func (w *walk) commit(p *staging) error {
 	if p.ended == nil {
-		return nil // it was, before the chunk began or the last time
+		return p.err // it was, before the chunk began or the last time
 	}
-	err := <-p.ended
+	p.err = <-p.ended
 	p.ended = nil
-	if err != nil {
-		return w.stagingFailed(err)
+	if p.err != nil {
+		p.err = w.stagingFailed(p.err)
+		return p.err
 	}
-	if err := w.faults.at("page: committed"); err != nil {
-		return err
+	if p.err = w.faults.at("page: committed"); p.err != nil {
+		return p.err
 	}
 	w.req.ResumeKey, w.req.Staged, w.at = p.last, p.numbered, p.at
 	w.rows += p.rows

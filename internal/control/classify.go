@@ -17,19 +17,19 @@ import (
 // CopyStagedKeys writes the keys of the staged rows numbered in (after, to] in COPY's
 // binary form: n, key.
 func (s *Store) CopyStagedKeys(ctx context.Context, id, after, to int64, w io.Writer) error {
-	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
+	return s.copyInOrder(ctx, w, fmt.Sprintf(`COPY (
 		SELECT n, key FROM backfill_control.staged WHERE request_id = %d AND n > %d AND n <= %d ORDER BY n) TO STDOUT (FORMAT binary)`, id, after, to))
 }
 
 // StagedBounds returns the keys of the first and the last staged row numbered from
 // first to last.
 func (s *Store) StagedBounds(ctx context.Context, id, first, last int64) (low, high backfill.Key, err error) {
-	// Ordered as the primary key is: nothing else tells a planner without statistics of
-	// the request that the index of its keys would not do as well.
-	err = s.pool.QueryRow(ctx, `
-		SELECT (SELECT key FROM backfill_control.staged WHERE request_id = $1 AND n >= $2 ORDER BY request_id, n LIMIT 1),
-		       (SELECT key FROM backfill_control.staged WHERE request_id = $1 AND n <= $3 ORDER BY request_id DESC, n DESC LIMIT 1)`,
-		id, first, last).Scan(&low, &high)
+	err = s.inOrder(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `
+			SELECT (SELECT key FROM backfill_control.staged WHERE request_id = $1 AND n >= $2 ORDER BY n LIMIT 1),
+			       (SELECT key FROM backfill_control.staged WHERE request_id = $1 AND n <= $3 ORDER BY n DESC LIMIT 1)`,
+			id, first, last).Scan(&low, &high)
+	})
 	return low, high, err
 }
 
@@ -41,7 +41,7 @@ func (s *Store) CopyStagedRows(ctx context.Context, id int64, numbers []int64, w
 		return err
 	}
 	// Bounded too: a planner that takes a long list for most of the request would read all of it.
-	return s.copyTo(ctx, w, fmt.Sprintf(`COPY (
+	return s.copyInOrder(ctx, w, fmt.Sprintf(`COPY (
 		SELECT n, key, row FROM backfill_control.staged WHERE request_id = %d AND n BETWEEN %d AND %d AND n = ANY ('{%s}') ORDER BY n) TO STDOUT (FORMAT binary)`,
 		id, slices.Min(numbers), slices.Max(numbers), bytes.Trim(list, "[]")))
 }
