@@ -87,20 +87,25 @@ func (s *Store) StagedRows(ctx context.Context, id int64, effect backfill.Effect
 			    ORDER BY n LIMIT $3)`
 		args = append(args, effectCodes[effect])
 	}
-	rows, err := s.pool.Query(ctx, sql+show, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (x StagedRow, err error) {
-		var code, op, state *string
-		var at *time.Time
-		err = r.Scan(&x.N, &x.Key, &x.Row, &code, &x.Receiver, &x.Result, &x.Problem, &x.SupersededBy, &op, &at, &state)
-		x.Effect = effectOf(code)
-		if op != nil {
-			x.Overtaken = &Overtaking{*x.SupersededBy, *op, *at, *state}
+	var all []StagedRow
+	err := s.inOrder(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, sql+show, args...)
+		if err != nil {
+			return err
 		}
-		return x, err
+		all, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (x StagedRow, err error) {
+			var code, op, state *string
+			var at *time.Time
+			err = r.Scan(&x.N, &x.Key, &x.Row, &code, &x.Receiver, &x.Result, &x.Problem, &x.SupersededBy, &op, &at, &state)
+			x.Effect = effectOf(code)
+			if op != nil {
+				x.Overtaken = &Overtaking{*x.SupersededBy, *op, *at, *state}
+			}
+			return x, err
+		})
+		return err
 	})
+	return all, err
 }
 
 // effectCodes is how effects are stored. A row that nobody has looked at has none.
@@ -146,7 +151,7 @@ func (s *Store) StagedAt(ctx context.Context, id int64, effect backfill.Effect, 
 		SELECT coalesce(
 		    (SELECT CASE WHEN f.start < r.classified AND f.uniform IS NULL
 		                 THEN (SELECT e.n - 1 FROM backfill_control.effect e
-		                        WHERE e.request_id = $1 AND e.effect = $2::"char" AND e.n > f.start ORDER BY e.n OFFSET f.left_over LIMIT 1)
+		                        WHERE e.request_id = $1 AND e.effect = $2::"char" AND e.n > f.start AND e.n <= f.upto ORDER BY e.n OFFSET f.left_over LIMIT 1)
 		                 ELSE f.start + f.left_over END
 		       FROM found f, backfill_control.request r WHERE r.id = $1),
 		    (SELECT staged FROM backfill_control.request WHERE id = $1), 0)`, id, effectCodes[effect], skip).Scan(&after)
