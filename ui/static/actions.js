@@ -81,7 +81,7 @@ function beside(field, text) {
   if (text === "") return;
   field.setAttribute("aria-invalid", "true");
   field.setAttribute("aria-describedby", `${field.id}-wrong`);
-  field.after(el("p", { class: "wrong", id: `${field.id}-wrong` }, text));
+  field.after(el("p", { class: "wrong", id: `${field.id}-wrong`, "data-put": true }, text));
 }
 
 // show puts a problem where people who look and people who listen find it: beside the

@@ -26,7 +26,8 @@ export function announce(text) {
 
 // What the viewer has opened or typed, and what scripts fill, is theirs: an update
 // from the server leaves it alone.
-const own = { DETAILS: ["open"], DIALOG: ["open"] };
+const wrong = ["aria-invalid", "aria-describedby"];
+const own = { DETAILS: ["open"], DIALOG: ["open"], INPUT: wrong, SELECT: wrong, TEXTAREA: wrong };
 
 // Parts that come and go, and their neighbours, have ids: without one an element is
 // taken for whatever stands in its place.
@@ -35,7 +36,8 @@ const own = { DETAILS: ["open"], DIALOG: ["open"] };
 // selection, scroll positions, open dialogs and running transitions survive.
 //
 // data-keep: a script fills it, so its children stay; data-keep="all": and its
-// attributes; data-keep="open": all of it while it is open.
+// attributes; data-keep="open": all of it while it is open. data-put: a script put it
+// there, so it stays where it is, and nothing takes its place.
 export function morph(from, to) {
   if (from.dataset?.keep === "all" || (from.dataset?.keep === "open" && from.open)) return;
   const kept = own[from.tagName] ?? [];
@@ -77,23 +79,29 @@ export function keepFocus(change) {
 function morphChildren(from, to) {
   const byID = new Map();
   for (const child of from.children) if (child.id) byID.set(child.id, child);
-  let at = from.firstChild;
+  let at = given(from.firstChild);
   for (const want of [...to.childNodes]) {
     const found = (want.id && byID.get(want.id)) || (at && alike(at, want) ? at : null);
     if (!found) {
       from.insertBefore(document.importNode(want, true), at);
       continue;
     }
-    if (found === at) at = at.nextSibling;
+    if (found === at) at = given(at.nextSibling);
     else from.insertBefore(found, at);
     if (found.nodeType === Node.ELEMENT_NODE) morph(found, want);
     else if (found.data !== want.data) found.data = want.data;
   }
   while (at) {
-    const next = at.nextSibling;
+    const next = given(at.nextSibling);
     at.remove();
     at = next;
   }
+}
+
+// given is the next node that no script has put there.
+function given(node) {
+  while (node?.dataset && "put" in node.dataset) node = node.nextSibling;
+  return node;
 }
 
 function alike(a, b) {
