@@ -2,7 +2,8 @@ package ui
 
 import (
 	"fmt"
-	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"backfill/api"
 	"backfill/internal/backfill"
@@ -73,8 +74,9 @@ func rowButtons(open []*backfill.Request) []rowButton {
 
 // capitalise makes a message the beginning of a sentence.
 func capitalise(s string) string {
-	if s == "" {
+	first, n := utf8.DecodeRuneInString(s)
+	if n == 0 {
 		return ""
 	}
-	return strings.ToUpper(s[:1]) + s[1:]
+	return string(unicode.ToUpper(first)) + s[n:]
 }

@@ -353,3 +353,19 @@ func text(v *accessibility.Value) string {
 	}
 	return strings.Trim(string(v.Value), `"`)
 }
+
+// A part that goes away moves nothing that stands behind it: an open dialog stays what
+// it is, and the focus where it is.
+func TestAPartThatGoesMovesNothing(t *testing.T) {
+	w := newWorld(t)
+	w.exec("site maple", `UPDATE backfill_control.side SET problem = 'the disk is full' WHERE site = 'maple'`)
+	b := w.open(adminToken, "/sites/maple")
+	b.until(`document.querySelector("#notices")?.innerText.includes("the disk is full")`)
+	b.click("[data-dialog=table]")
+	b.typed("#table [name=table]", "public.rooms")
+	w.exec("site maple", `UPDATE backfill_control.side SET problem = NULL, agent_seen_at = now() WHERE site = 'maple'`)
+	b.until(`!document.querySelector("#notices")?.innerText.includes("the disk is full")`)
+	require.True(t, eval[bool](b, `document.getElementById("table").matches(":modal")`), "the dialog is still in front")
+	require.Equal(t, "public.rooms", eval[string](b, `document.activeElement.value`))
+	require.Empty(t, b.text("#toast"))
+}

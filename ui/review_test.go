@@ -272,6 +272,41 @@ func TestTwoPeopleDeciding(t *testing.T) {
 	require.Contains(t, a.text(".pill"), "Rejected")
 }
 
+// What is typed and ticked stays when the last row is judged meanwhile.
+func TestADecisionSurvivesTheLastJudgement(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	b.click("#approve")
+	b.click("#approving [name=skip_identical]")
+	b.typed("#approve-note", "all but these")
+	id := w.request("public.students", backfill.AwaitingReview)
+	w.exec(fmt.Sprintf("request %d", id), `UPDATE backfill_control.request SET n_insert = n_insert + 1000 WHERE id = $1`, id)
+	b.until(`document.querySelector("#approving").innerText.includes("92,000") && !document.querySelector("#approving").innerText.includes("not judged yet")`)
+	require.Equal(t, "all but these", eval[string](b, `document.querySelector("#approve-note").value`))
+	require.Contains(t, b.text("#approving"), "Approving sends 98,000 rows to central")
+	require.True(t, eval[bool](b, `document.activeElement === document.querySelector("#approve-note")`))
+}
+
+// An answer that comes when its dialog has been closed is said all the same, and does
+// nothing to what the dialog is open for by then.
+func TestAnAnswerFindsItsDialogClosed(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	eval[any](b, `(now => { window.fetch = (a, o) => o?.method === "POST" ? new Promise(go => { window.go = () => go(now(a, o)) }) : now(a, o); return null })(window.fetch)`)
+	b.click("#approve")
+	b.click("#approving .primary")
+	b.until(`window.go !== undefined`)
+	b.keys(kb.Escape)
+	b.until(`!document.getElementById("approving").open`)
+	b.click("#approve")
+	id := w.request("public.students", backfill.AwaitingReview)
+	_, err := w.db.Exec(t.Context(), `UPDATE backfill_control.request SET revision = revision + 1 WHERE id = $1`, id)
+	require.NoError(t, err)
+	eval[any](b, `(window.go(), null)`)
+	b.until(`document.querySelector("#toast").innerText.includes("stands at revision")`)
+	require.True(t, eval[bool](b, `document.getElementById("approving").matches(":modal") && document.querySelector("#approving .problem").innerText === ""`))
+}
+
 func TestSignalsForTheConsole(t *testing.T) {
 	w := newWorld(t)
 	b := w.review()

@@ -107,7 +107,6 @@ func (p *pages) endSession(c echo.Context) {
 	if err := p.service.EndSession(c.Request().Context(), old.Value); err != nil {
 		p.service.Log.Warn("a session was not ended", zap.Error(err))
 	}
-	p.Auth.Forget(old.Value)
 }
 
 func (p *pages) cookie(c echo.Context, value string, maxAge int) *http.Cookie {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/labstack/echo/v4"
 
@@ -30,7 +32,6 @@ type tableRow struct {
 	Button   button
 	RowsOpen []rowButton
 	Open     bool
-	Toggle   string // the address with this row opened or closed
 	Detail   *tableDetail
 	Admin    bool
 }
@@ -136,7 +137,6 @@ func (p *pages) tables(c echo.Context, a api.Account) (*view, error) {
 		row := tableRow{Panel: x, ID: rowID(x), Diff: difference(x), Capture: captureOf(x), Button: panelButton(x, a), RowsOpen: rowButtons(x.OpenRows), Admin: d.Admin}
 		row.Outdated = slices.ContainsFunc(finished, func(r *backfill.Request) bool { return outdates(r, x) })
 		row.Open = slices.Contains(d.Open, row.ID)
-		row.Toggle = "/sites/" + name + toggled(d.Open, row.ID)
 		if row.Diff != nil {
 			row.Level = level(*x.Receiver.Rows, *x.Source.Rows)
 		}
@@ -203,15 +203,6 @@ func opened(values []string) []string {
 	return out
 }
 
-// toggled is the query with one row opened, or closed when it was open.
-func toggled(open []string, id string) string {
-	next := opened(append(slices.Clone(open), id))
-	if len(next) == 0 {
-		return ""
-	}
-	return "?" + url.Values{"open": next}.Encode()
-}
-
 // difference is how many rows more the source has by its count, or nil.
 func difference(x *backfill.Panel) *int64 {
 	if x.Source.Rows == nil || x.Receiver.Rows == nil {
@@ -266,10 +257,11 @@ func siteTabs(site, current string, aside control.Aside) []tab {
 }
 
 func lower(s string) string {
-	if s == "" {
+	first, n := utf8.DecodeRuneInString(s)
+	if n == 0 {
 		return ""
 	}
-	return strings.ToLower(s[:1]) + s[1:]
+	return string(unicode.ToLower(first)) + s[n:]
 }
 
 // Lacking says in words what the two counts tell.

@@ -28,8 +28,6 @@ func TestTimes(t *testing.T) {
 
 func TestRowsOpenAndCloseByTheAddress(t *testing.T) {
 	require.Equal(t, []string{"b"}, opened([]string{"a", "b", "a"}))
-	require.Equal(t, "?open=a&open=b", toggled([]string{"a"}, "b"))
-	require.Empty(t, toggled([]string{"a"}, "a"))
 }
 
 func TestTypedKey(t *testing.T) {

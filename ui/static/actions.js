@@ -40,7 +40,8 @@ function open(button) {
   sum(form);
   fit(form);
   for (const b of form.querySelectorAll("button")) b.disabled = false;
-  opened.set(dialog, { data: { ...button.dataset }, revision: form.dataset.revision, key: newKey() });
+  for (const b of form.querySelectorAll("[aria-busy]")) b.removeAttribute("aria-busy");
+  opened.set(dialog, { data: { ...button.dataset }, body: form.dataset.body, revision: form.dataset.revision, key: newKey() });
   dialog.showModal();
   if (form.querySelector("[data-fixed]:read-only")) form.elements.kind.focus();
 }
@@ -166,7 +167,7 @@ function put(body, name, value) {
 
 // collect is what a form sends.
 function collect(form, state) {
-  const body = JSON.parse(form.dataset.body ?? "{}");
+  const body = JSON.parse(state.body ?? "{}"); // as it was when the dialog opened: a decision is about what was read then
   for (const name of (form.dataset.fillBody ?? "").split(" ").filter(Boolean)) body[name] = state.data[name];
   for (const field of form.elements) {
     if (!field.name || "address" in field.dataset) continue;
@@ -180,31 +181,42 @@ function collect(form, state) {
 
 // attempt asks the API to try what a form says, and shows what comes of it.
 async function attempt(button) {
+  if (button.getAttribute("aria-busy") === "true") return;
   const form = button.form;
   const state = opened.get(form.closest("dialog"));
+  const mine = () => shows(form, state);
   const box = form.querySelector("[data-tried]");
   show(form, null);
   box.replaceChildren();
   button.setAttribute("aria-busy", "true");
   try {
     const answer = await send(state.data.try, { from: state.data.from, ...collect(form, state) }, newKey());
+    if (!mine()) return;
     const cells = (row) => Object.entries(row ?? {}).map(([name, value]) => `${name}: ${value ?? "NULL"}`).join("\n");
     box.replaceChildren(answer.data.length ? el("table", { class: "tried" },
       el("caption", {}, "What it makes of the first rows; nothing was changed"),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, state.data.from), el("th", { scope: "col" }, state.data.to))),
       el("tbody", {}, ...answer.data.map((r) => el("tr", {}, el("td", {}, cells(r.source)), el("td", r.problem ? { class: "bad" } : {}, r.problem ? `nothing: ${r.problem}` : cells(r.result))))))
       : el("p", { class: "small" }, "It can be used. The source has no rows to try it on."));
-    announce("The mapping can be used");
   } catch (problem) {
-    show(form, problem);
+    if (mine()) show(form, problem);
   } finally {
-    button.removeAttribute("aria-busy");
+    if (mine()) button.removeAttribute("aria-busy");
   }
+}
+
+// shows reports whether a form's dialog is still open as it was when it was sent: it may
+// have been closed meanwhile, and opened again for something else.
+function shows(form, state) {
+  const dialog = form.closest("dialog");
+  return dialog.isConnected && dialog.open && opened.get(dialog) === state;
 }
 
 async function submit(form) {
   const dialog = form.closest("dialog");
   const state = opened.get(dialog);
+  if (state.sending) return;
+  state.sending = true;
   const body = collect(form, state);
   const buttons = [...form.querySelectorAll("button:not([data-close])")];
   for (const b of buttons) b.disabled = true;
@@ -212,14 +224,16 @@ async function submit(form) {
   try {
     const address = (state.data.action ?? form.dataset.post).replace(/{(\w+)}/, (_, name) => encodeURIComponent(form.elements[name].value.trim()));
     const answer = await send(address, body, state.key, form.dataset.method, "new" in form.dataset);
-    dialog.close();
+    if (shows(form, state)) dialog.close();
     taken(answer, form);
   } catch (problem) {
     // The same key again only while it is unknown whether the first call arrived.
     if (!problem.unknown) state.key = newKey();
-    show(form, problem);
+    if (shows(form, state)) show(form, problem);
+    else toast(problem.message, problem.openPage);
   } finally {
-    for (const b of buttons) b.disabled = false;
+    state.sending = false;
+    if (shows(form, state)) for (const b of buttons) b.disabled = state.revision !== form.dataset.revision;
   }
 }
 
@@ -315,7 +329,7 @@ onUpdate(() => {
 new MutationObserver((changes) => {
   for (const change of changes) {
     for (const gone of change.removedNodes) {
-      if (gone.nodeName === "DIALOG" && gone.open) toast("This request has moved on while you were deciding: it takes no decision now.");
+      if (gone.nodeName === "DIALOG" && gone.open && !gone.isConnected && !opened.get(gone)?.sending) toast("This request has moved on while you were deciding: it takes no decision now.");
     }
   }
 }).observe(document.getElementById("main"), { childList: true });

@@ -26,6 +26,10 @@ document.addEventListener("click", (e) => {
   const toggle = e.target.closest("button[data-toggle]");
   if (!toggle) return;
   e.preventDefault();
-  history.replaceState(null, "", toggle.dataset.toggle);
+  // Of the address as it is now: another row may have been opened since the page was made.
+  const address = new URL(location.href);
+  const change = address.searchParams.has("open", toggle.value) ? "delete" : "append";
+  address.searchParams[change]("open", toggle.value);
+  history.replaceState(null, "", address);
   refresh();
 });

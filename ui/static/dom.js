@@ -27,7 +27,7 @@ export function announce(text) {
 // What the viewer has opened or typed, and what scripts fill, is theirs: an update
 // from the server leaves it alone.
 const wrong = ["aria-invalid", "aria-describedby"];
-const own = { DETAILS: ["open"], DIALOG: ["open"], INPUT: wrong, SELECT: wrong, TEXTAREA: wrong };
+const own = { BUTTON: ["aria-busy"], DETAILS: ["open"], DIALOG: ["open"], INPUT: wrong, SELECT: wrong, TEXTAREA: wrong, TIME: ["data-shown", "title"] };
 
 // Parts that come and go, and their neighbours, have ids: without one an element is
 // taken for whatever stands in its place.
@@ -68,7 +68,8 @@ export function keepFocus(change) {
   for (let r = row?.previousElementSibling; r; r = r.previousElementSibling) near.push(r);
   for (let part = (row ?? had).parentElement?.closest("[id]"); part; part = part.parentElement?.closest("[id]")) near.push(part);
   change();
-  if (had.isConnected && !had.matches(":disabled") && had.checkVisibility()) return;
+  if (document.activeElement === had) return;
+  if (had.isConnected && !had.matches(":disabled") && had.checkVisibility()) return had.focus({ preventScroll: true }); // it was moved
   for (const part of near) {
     if (!part.isConnected) continue;
     const next = part.matches("main") ? part : [...part.querySelectorAll("a[href], button, input, select, textarea, summary")].find((e) => !e.disabled && e.checkVisibility());
@@ -79,6 +80,14 @@ export function keepFocus(change) {
 function morphChildren(from, to) {
   const byID = new Map();
   for (const child of from.children) if (child.id) byID.set(child.id, child);
+  // What goes is taken out first, so that what stands behind it need not move: what moves
+  // loses the focus, and a dialog its modality.
+  const wanted = new Set([...to.children].map((child) => child.id));
+  for (const [id, gone] of byID) {
+    if (wanted.has(id) || "put" in gone.dataset) continue;
+    if (gone.nextSibling?.nodeType === Node.TEXT_NODE) gone.nextSibling.remove();
+    gone.remove();
+  }
   let at = given(from.firstChild);
   for (const want of [...to.childNodes]) {
     const found = (want.id && byID.get(want.id)) || (at && alike(at, want) ? at : null);

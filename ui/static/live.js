@@ -15,6 +15,7 @@ export function onUpdate(fn) {
 
 let running = false;
 let again = false;
+let retrying = 0;
 
 // refresh fetches the page at its present address. Calls during a fetch cause one
 // more, not one each.
@@ -24,15 +25,17 @@ export async function refresh() {
     return;
   }
   running = true;
+  clearTimeout(retrying);
   try {
     do {
       again = false;
       await load();
     } while (again);
     say("fetch", "");
-  } catch {
+  } catch (err) {
+    if (err.gone) return say("fetch", "This page is not there any more, or not for you. What you see is old.");
     say("fetch", "The server cannot be reached. What you see may be old; trying again.");
-    setTimeout(refresh, 3000);
+    retrying = setTimeout(refresh, 3000);
   } finally {
     running = false;
   }
@@ -45,7 +48,9 @@ async function load() {
     location.reload();
     return;
   }
-  if (!response.ok) throw new Error(String(response.status));
+  if (!response.ok) throw Object.assign(new Error(String(response.status)), { gone: [403, 404, 410].includes(response.status) });
+  // A page that failed at first has neither the header nor the scripts' parts of what it is now.
+  if (document.querySelector("[data-failed]")) return location.reload();
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   if (location.href !== address) {
     again = true; // the viewer has gone on to another filter meanwhile

@@ -117,7 +117,6 @@ class List {
       return this.restart(effect, Number(total));
     }
     if (effect !== this.effect) return this.restart(effect, Number(total));
-    if (decided !== this.decided) this.panel.row = null; // what it says of the row is past now
     this.decided = decided;
     const moved = Number(total) !== this.told || judged !== this.judged;
     for (const page of this.pages.values()) {
@@ -152,6 +151,7 @@ class List {
     this.pages.set(number, page);
     if (page.reading) return;
     page.reading = true;
+    page.stale = false; // what changes from now on makes it so again
     const abort = this.abort;
     const query = new URLSearchParams({ limit: pageRows, position: number * pageRows });
     if (this.effect) query.set("effect", this.effect);
@@ -159,11 +159,11 @@ class List {
       const answer = await get(`${this.root.dataset.url}?${query}`, abort.signal);
       if (abort !== this.abort) return;
       page.rows = answer.data;
-      page.stale = false;
       if (answer.data.length < pageRows) this.end = Math.min(this.end, number * pageRows + answer.data.length);
       this.failed = "";
     } catch (err) {
       if (abort !== this.abort || err.name === "AbortError") return;
+      page.stale = true;
       this.failed = err.message;
     } finally {
       page.reading = false;
@@ -247,7 +247,7 @@ class List {
     this.grid.setAttribute("aria-rowcount", String(this.total + 1));
     this.say(Math.max(0, Math.ceil(top / height)), Math.min(this.total, Math.floor((top + innerHeight) / height)));
     const row = this.row(this.shown);
-    if (row && row !== this.panel.row) this.panel.show(row, this);
+    if (row) this.panel.show(row, this);
   }
 
   rowHeight() {
@@ -478,6 +478,7 @@ class Panel {
 
   clear() {
     this.row = null;
+    this.said = "";
     this.title.textContent = "Whole row";
     this.verdict.textContent = "A row shows here when you point at it, tap it or move to it with Tab and the arrow keys.";
     this.body.replaceChildren();
@@ -498,9 +499,14 @@ class Panel {
   }
 
   show(row, list) {
-    if (this.row === row) return;
+    const { from, to, decided } = list.root.dataset;
+    if (row === this.row && decided === this.decided) return;
+    const another = row.n !== this.row?.n;
+    const said = JSON.stringify([row, decided]);
     this.row = row;
-    const { from, to } = list.root.dataset;
+    this.decided = decided;
+    if (said === this.said) return; // read again, and the same: what was scrolled, opened and selected stays
+    this.said = said;
     const changed = new Set(row.changed);
     this.title.replaceChildren(`Row ${count.format(row.n)}: `, el("span", { class: "mono" }, value(row.key.join(", "), inlineText)));
     this.verdict.replaceChildren(
@@ -542,7 +548,7 @@ class Panel {
       el("caption", {}, `Read on ${from}`),
       el("tbody", {}, ...list.columns.map((name) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, whole(own(row.row, name))))))) : null;
     this.body.replaceChildren(...[table, source].filter(Boolean));
-    this.inner.scrollTop = 0;
+    if (another) this.inner.scrollTop = 0;
   }
 }
 
