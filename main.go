@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"os/user"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -469,6 +470,19 @@ func (f *tokenFlags) withStore(ctx context.Context, fn func(*control.Store) erro
 	return fn(s)
 }
 
+// operator is who runs a command on the control database itself, for the audit: there is
+// no account, but a user of the machine.
+func operator() string {
+	name := fmt.Sprintf("uid %d", os.Getuid())
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if host, err := os.Hostname(); err == nil {
+		name += "@" + host
+	}
+	return name
+}
+
 type tokenCreateCmd struct {
 	tokenFlags
 	Name string `arg:"" help:"Whose it is; it stands in every record of what is done with it."`
@@ -505,7 +519,7 @@ func (c *tokenCreateCmd) Run(ctx context.Context, out io.Writer) error {
 			until := time.Now().Add(c.Expires)
 			t.ExpiresAt = &until
 		}
-		if err := s.CreateToken(ctx, serve.Name(), t, secret); err != nil {
+		if err := s.CreateToken(ctx, operator(), t, secret); err != nil {
 			return err
 		}
 		_, err = fmt.Fprintln(out, secret)
@@ -531,7 +545,7 @@ type tokenRevokeCmd struct {
 }
 
 func (c *tokenRevokeCmd) Run(ctx context.Context) error {
-	return c.withStore(ctx, func(s *control.Store) error { return s.RevokeToken(ctx, serve.Name(), c.Name) })
+	return c.withStore(ctx, func(s *control.Store) error { return s.RevokeToken(ctx, operator(), c.Name) })
 }
 
 type userCmd struct {
@@ -560,7 +574,7 @@ func (c *userCreateCmd) Run(ctx context.Context, streams *cli.Streams) error {
 				return err
 			}
 		}
-		if err := s.CreateUser(ctx, serve.Name(), c.Name, rights, password); err != nil {
+		if err := s.CreateUser(ctx, operator(), c.Name, rights, password); err != nil {
 			return err
 		}
 		_, err = fmt.Fprintf(streams.Out, "added: %s\n", c.Name)
@@ -617,7 +631,7 @@ func (c *userSetCmd) Run(ctx context.Context, streams *cli.Streams) error {
 			}
 			password = &p
 		}
-		if err := s.SetUser(ctx, serve.Name(), c.Name, rights, password); err != nil {
+		if err := s.SetUser(ctx, operator(), c.Name, rights, password); err != nil {
 			return err
 		}
 		_, err := fmt.Fprintf(streams.Out, "changed: %s\n", c.Name)
@@ -632,7 +646,7 @@ type userRemoveCmd struct {
 
 func (c *userRemoveCmd) Run(ctx context.Context, out io.Writer) error {
 	return c.withStore(ctx, func(s *control.Store) error {
-		if err := s.RemoveUser(ctx, serve.Name(), c.Name); err != nil {
+		if err := s.RemoveUser(ctx, operator(), c.Name); err != nil {
 			return err
 		}
 		_, err := fmt.Fprintf(out, "removed: %s\n", c.Name)

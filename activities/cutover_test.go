@@ -144,11 +144,13 @@ func TestReadsMoveOnlyWithProof(t *testing.T) {
 		testkit.Exec(t, w.C, c.mend)
 		require.Empty(t, w.refusals(), c.mend)
 	}
-	require.NoError(t, w.Store.Answered(t.Context(), "ann", w.cutover()))
-	require.NoError(t, w.Store.Answered(t.Context(), "bob", w.cutover()))
+	for _, by := range []string{"ann", "bob", "ann", "bob"} {
+		require.NoError(t, w.Store.Answered(t.Context(), by, w.cutover()))
+	}
 	log, err := w.Store.Audit(t.Context(), control.AuditFilter{Action: "cutover.answer", Limit: 10})
 	require.NoError(t, err)
-	require.Len(t, log, 1)
-	require.Equal(t, "ann", log[0].Account)
+	require.Len(t, log, 2, "once for each who asked")
+	require.Equal(t, "bob", log[0].Account)
+	require.Equal(t, "ann", log[1].Account)
 	require.Equal(t, true, log[0].Detail["read_new"])
 }

@@ -2,14 +2,12 @@ package api
 
 import (
 	"context"
-	"crypto/sha256"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/labstack/echo/v4"
@@ -22,14 +20,11 @@ import (
 // sets it makes it HttpOnly and SameSite=Strict.
 const SessionCookie = "backfill_session"
 
-// Auth tells whose token a request carries. Lookups are remembered for a moment,
-// so that a revoked token stays valid no longer than that.
+// Auth tells whose token a request carries. Nothing is remembered from one request to
+// the next: what is revoked is refused at once, by every process.
 type Auth struct {
 	accounts Accounts
 	trust    Trust
-
-	mu    sync.Mutex
-	known map[[sha256.Size]byte]remembered // by hash: secrets are not kept
 }
 
 // Accounts tells whose a token or a session is, or Unauthorized.
@@ -88,55 +83,12 @@ func (t Trust) named(r *http.Request) (name string, ok bool) {
 	return "", false
 }
 
-type remembered struct {
-	identity control.Identity
-	until    time.Time
-}
-
-const (
-	rememberFor = 3 * time.Second
-	rememberMax = 10_000
-)
-
 // NewAuth looks accounts up, best in a control.Store.
 func NewAuth(accounts Accounts) *Auth { return NewAuthBehind(accounts, Trust{}) }
 
 // NewAuthBehind is NewAuth behind proxies that are believed.
 func NewAuthBehind(accounts Accounts, trust Trust) *Auth {
-	return &Auth{accounts: accounts, trust: trust, known: map[[sha256.Size]byte]remembered{}}
-}
-
-// Forget has the next request with a session look it up.
-func (a *Auth) Forget(session string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.known, remember("session", session))
-}
-
-func remember(kind, secret string) [sha256.Size]byte {
-	return sha256.Sum256([]byte(kind + " " + secret))
-}
-
-func (a *Auth) identity(ctx context.Context, kind, secret string, lookup func(context.Context, string) (control.Identity, error)) (control.Identity, error) {
-	hash := remember(kind, secret)
-	a.mu.Lock()
-	r, ok := a.known[hash]
-	a.mu.Unlock()
-	if ok && time.Now().Before(r.until) {
-		return r.identity, nil
-	}
-	i, err := lookup(ctx, secret)
-	if err != nil {
-		return i, err
-	}
-	r = remembered{i, time.Now().Add(rememberFor)}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(a.known) >= rememberMax {
-		clear(a.known)
-	}
-	a.known[hash] = r
-	return i, nil
+	return &Auth{accounts, trust}
 }
 
 // Authenticate returns the account of a request's bearer token or session cookie,
@@ -159,11 +111,11 @@ func (a *Auth) Authenticate(r *http.Request) (Account, error) {
 	var i control.Identity
 	switch {
 	case named:
-		i, err = a.identity(r.Context(), "name", name, a.accounts.User)
+		i, err = a.accounts.User(r.Context(), name)
 	case cookie:
-		i, err = a.identity(r.Context(), "session", secret, a.accounts.Session)
+		i, err = a.accounts.Session(r.Context(), secret)
 	default:
-		i, err = a.identity(r.Context(), "token", secret, a.accounts.Account)
+		i, err = a.accounts.Account(r.Context(), secret)
 	}
 	return Account{i, a.Address(r), i.Role}, err
 }

@@ -2,12 +2,10 @@ package api
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -114,13 +112,6 @@ func TestRoles(t *testing.T) {
 	}
 }
 
-type lookup func() (control.Identity, error)
-
-func (l lookup) Account(context.Context, string) (control.Identity, error) { return l() }
-func (l lookup) Session(context.Context, string) (control.Identity, error) { return l() }
-
-func (l lookup) User(context.Context, string) (control.Identity, error) { return l() }
-
 // A header that names somebody is believed of a trusted proxy alone.
 func TestTrustedProxies(t *testing.T) {
 	here := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/24")}
@@ -156,29 +147,14 @@ func TestTrustedProxies(t *testing.T) {
 	require.Equal(t, backfill.Unauthorized, backfill.CodeOf(err), "no password is not the empty one")
 }
 
-func TestAccountsAreRememberedForAMoment(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		calls := 0
-		var err error
-		ana := control.Identity{Name: "ana", Rights: control.Rights{Role: control.Viewer}, Via: control.ViaToken}
-		a := NewAuth(lookup(func() (control.Identity, error) {
-			calls++
-			return ana, err
-		}))
-		r, _ := http.NewRequest("GET", "/", nil)
-		r.Header.Set("Authorization", "Bearer token")
-		for range 3 {
-			account, err := a.Authenticate(r)
-			require.NoError(t, err)
-			require.Equal(t, ana, account.Identity)
-		}
-		require.Equal(t, 1, calls)
-		err = backfill.Errorf(backfill.Unauthorized, "revoked")
-		sleep(rememberFor)
-		_, got := a.Authenticate(r)
-		require.True(t, errors.Is(got, err))
-		_, got = a.Authenticate(r)
-		require.Error(t, got)
-		require.Equal(t, 3, calls, "a refusal is not remembered")
-	})
+func TestWhatIsRevokedIsRefusedAtOnce(t *testing.T) {
+	w := newWorld(t)
+	secret := control.NewSecret()
+	require.NoError(t, w.store.CreateToken(t.Context(), "test", control.Token{Name: "script", Rights: control.Rights{Role: control.Admin}}, secret))
+	as := header{"Authorization", "Bearer " + secret}
+	require.Equal(t, 200, w.call("", "PATCH", "/api/v1/sites/maple", `{"second_person":true}`, as).status)
+	require.NoError(t, w.store.CreateToken(t.Context(), "test", control.Token{Name: "script", Rights: control.Rights{Role: control.Viewer}}, secret))
+	require.Equal(t, 403, w.call("", "PATCH", "/api/v1/sites/maple", `{"second_person":false}`, as).status, "it has fewer rights")
+	require.NoError(t, w.store.RevokeToken(t.Context(), "test", "script"))
+	require.Equal(t, 401, w.call("", "GET", "/api/v1/sites", "", as).status)
 }

@@ -27,15 +27,17 @@ func TestCutoverOverTheAPI(t *testing.T) {
 	require.Equal(t, []string{"capture", "proof", "shadow", "lag", "sequences"}, clausesOf(a), "nothing is known")
 	require.Contains(t, clausesOf(w.get(control.Viewer, path+"?from=central")), "capture")
 
-	// The answer is on record once, until it is another.
+	// The answer is on record once for each who asks, until it is another.
 	answers := func() int { return len(w.get(control.Viewer, "/api/v1/audit?action=cutover.answer").data()) }
 	require.Equal(t, 2, answers())
-	w.get(control.Admin, path+"?from=school")
+	w.get(control.Viewer, path+"?from=school")
 	require.Equal(t, 2, answers())
+	w.get(control.Admin, path+"?from=school")
+	require.Equal(t, 3, answers())
 	w.exec(`UPDATE backfill_control.side SET agent_seen_at = now(), outbox_at = now()`)
 	require.NotContains(t, clausesOf(w.get(control.Admin, path+"?from=school")), "lag")
 	last := w.get(control.Viewer, "/api/v1/audit?action=cutover.answer").data()
-	require.Len(t, last, 3)
+	require.Len(t, last, 4)
 	require.Equal(t, "admin", last[0]["account"])
 	require.Contains(t, last[0]["detail"], "proof")
 

@@ -352,7 +352,7 @@ func TestStreamsEndWithTheirToken(t *testing.T) {
 			require.Equal(t, "site", first.name)
 			require.Equal(t, "keepalive", (<-s.list).comment)
 			w.exec(change)
-			for range s.list { // comments while the account is remembered
+			for range s.list {
 			}
 		})
 	}

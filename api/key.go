@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -48,6 +49,25 @@ func parseKey(p *backfill.Panel, raw []byte) (backfill.Key, error) {
 			wrong = append(wrong, backfill.FieldError{Field: "key." + column, Message: problem})
 		}
 		key[i] = text
+	}
+	return key, invalidKey(p, wrong)
+}
+
+// parseKey is parseKey that asks PostgreSQL too, for types which it alone can judge.
+func (s *Service) parseKey(ctx context.Context, p *backfill.Panel, raw []byte) (backfill.Key, error) {
+	key, err := parseKey(p, raw)
+	if err != nil {
+		return nil, err
+	}
+	var wrong []backfill.FieldError
+	for i, typ := range p.Source.KeyTypes {
+		ok, err := s.Store.Reads(ctx, typ, key[i])
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			wrong = append(wrong, backfill.FieldError{Field: "key." + p.Source.Key[i], Message: fmt.Sprintf("is %.40q, which is no %s", key[i], typ)})
+		}
 	}
 	return key, invalidKey(p, wrong)
 }

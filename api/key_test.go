@@ -6,7 +6,34 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"backfill/internal/backfill"
+	"backfill/internal/control"
 )
+
+// PostgreSQL judges what we do not know.
+func TestKeysOfAnyTypeAreJudgedAtOnce(t *testing.T) {
+	w := newWorld(t)
+	for typ, keys := range map[string][2]string{
+		"double precision":            {`1.5e300`, `"abc"`},
+		"pg_catalog.inet":             {`"10.0.0.1/8"`, `"10.0.0.300"`},
+		"interval":                    {`"1 day"`, `"a while"`},
+		"time without time zone":      {`"24:00:00"`, `"25:00:00"`},
+		"date":                        {`"2024-02-29"`, `"2024-02-30"`},
+		"timestamp(3) with time zone": {`"2024-03-31 01:30:00+01"`, `"2024-99-99 1:00"`},
+		"bytea":                       {`"\\x00ff"`, `"\\x0"`},
+		"int4range":                   {`"[1,5)"`, `"[5,1)"`},
+		"public.mood":                 {`"sad"`, ""},
+		"regclass":                    {`"no_such_table"`, ""},
+	} {
+		w.exec(`UPDATE backfill_control.table_side SET key_types = ARRAY[$1]`, typ)
+		if keys[1] != "" {
+			a := w.post(control.Requester, "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","mode":"row","key":[`+keys[1]+`]}`)
+			require.Equal(t, 422, a.status, "%s: %s", typ, a.raw)
+			require.Contains(t, string(a.raw), "key.id")
+		}
+		a := w.post(control.Requester, "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","mode":"row","key":[`+keys[0]+`]}`)
+		require.Equal(t, 201, a.status, "%s: %s", typ, a.raw)
+	}
+}
 
 func TestParseKey(t *testing.T) {
 	tests := []struct {

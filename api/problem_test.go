@@ -16,6 +16,7 @@ import (
 func TestProblems(t *testing.T) {
 	w := newWorld(t, extra)
 	id := w.staged(1)
+	w.table("public.rooms", []string{"id"}, []string{"bigint"})
 	tests := []struct {
 		name         string
 		role         control.Role
@@ -58,7 +59,8 @@ func TestProblems(t *testing.T) {
 		{"no table name", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"orders","from":"school"}`, 422, "invalid", nil},
 		{"note with NUL", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","note":"\u0000"}`, 422, "invalid", []string{"note"}},
 		{"long note", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","note":"` + strings.Repeat("x", 4001) + `"}`, 422, "invalid", []string{"note"}},
-		{"mode differences", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","mode":"differences"}`, 422, "refused", []string{"mode"}},
+		{"mode differences with nothing known to differ", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"public.rooms","from":"school","mode":"differences"}`, 422, "refused", []string{"mode"}},
+		{"mode differences while one is open", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","mode":"differences"}`, 409, "conflict", nil},
 		{"mode unknown", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","mode":"half"}`, 422, "invalid", []string{"mode"}},
 		{"mode row without key", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","mode":"row"}`, 422, "invalid", []string{"key"}},
 		{"mode full with key", control.Requester, "POST", "/api/v1/sites/maple/backfills", `{"table":"public.orders","from":"school","mode":"full","key":[1]}`, 422, "invalid", []string{"mode"}},

@@ -46,6 +46,9 @@ func TestReconciliationOverTheAPI(t *testing.T) {
 	require.Equal(t, false, a.json["clean"])
 	require.NotEmpty(t, a.json["root"])
 	require.Len(t, w.get(control.Viewer, "/api/v1/reconciliations?site=maple&table=public.orders").data(), 1)
+	for _, state := range []string{"repaired", "pending", "unknown"} {
+		require.Empty(t, w.get(control.Viewer, "/api/v1/reconciliations/"+id+"/leaves?state="+state).data(), state)
+	}
 	leaves := w.get(control.Viewer, "/api/v1/reconciliations/"+id+"/leaves?state=different").data()
 	require.Len(t, leaves, 1)
 	require.Equal(t, "different", leaves[0]["state"])

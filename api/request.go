@@ -42,16 +42,9 @@ func (s *Service) RequestBackfill(ctx context.Context, a Account, in RequestInpu
 	if err != nil {
 		return nil, err
 	}
-	proof := int64(0)
-	if mode == backfill.ModeDifferences {
-		if p.Proof == nil || p.Proof.Unequal == 0 {
-			return nil, fieldError(backfill.Refused, "mode", "differences needs a reconciliation of the table that found rows missing or different: run one, or use full")
-		}
-		proof = p.Proof.ID
-	}
 	var key backfill.Key
 	if mode == backfill.ModeRow && len(p.Source.Key) > 0 {
-		if key, err = parseKey(p, in.Key); err != nil {
+		if key, err = s.parseKey(ctx, p, in.Key); err != nil {
 			return nil, err
 		}
 	}
@@ -60,6 +53,13 @@ func (s *Service) RequestBackfill(ctx context.Context, a Account, in RequestInpu
 	}
 	if err := refused(p.Conditions(mode == backfill.ModeRow)); err != nil {
 		return nil, err
+	}
+	proof := int64(0)
+	if mode == backfill.ModeDifferences {
+		if p.Proof == nil || p.Proof.Unequal == 0 {
+			return nil, fieldError(backfill.Refused, "mode", "differences needs a reconciliation of the table that found rows missing or different: run one, or use full")
+		}
+		proof = p.Proof.ID
 	}
 	if mode == backfill.ModeRow && key == nil {
 		return nil, backfill.Errorf(backfill.Refused, "%s has no key known yet: the agent of %s has to look at it first", p.Table.Name, in.From)

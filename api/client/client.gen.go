@@ -283,6 +283,8 @@ const (
 	ListLeavesParamsStateCounted   ListLeavesParamsState = "counted"
 	ListLeavesParamsStateDifferent ListLeavesParamsState = "different"
 	ListLeavesParamsStateEqual     ListLeavesParamsState = "equal"
+	ListLeavesParamsStatePending   ListLeavesParamsState = "pending"
+	ListLeavesParamsStateRepaired  ListLeavesParamsState = "repaired"
 	ListLeavesParamsStateUnknown   ListLeavesParamsState = "unknown"
 )
 

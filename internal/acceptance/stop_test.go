@@ -54,6 +54,29 @@ func TestStopsInOrderAndGoesOn(t *testing.T) {
 	s.requireEqual("public.accounts")
 }
 
+// A table that was taken out stays out over a restart, and one that is gone from a database
+// keeps the others from nothing.
+func TestARestartBringsNothingBack(t *testing.T) {
+	t.Parallel()
+	both := accounts("accounts", 10) + accounts("rooms", 10) + accounts("halls", 10)
+	s := newSite(t, setup{tables: []string{"public.accounts", "public.rooms", "public.halls"}, a: both, b: both})
+	a, err := s.call(http.MethodDelete, "/sites/s/tables/public.rooms", nil)
+	require.NoError(t, err)
+	require.Less(t, a.Status, 300, "%s", a.Body)
+	s.run(s.a, `DROP TABLE rooms`)
+	s.run(s.b, `DROP TABLE rooms, halls`)
+	s.requireStops(syscall.SIGTERM)
+	s.args = []string{"dev", "--state", s.state, "--listen", strings.TrimPrefix(s.url, "http://")}
+	s.start()
+	a, err = s.call(http.MethodGet, "/sites/s/tables", nil)
+	require.NoError(t, err)
+	require.Contains(t, string(a.Body), "public.halls")
+	require.NotContains(t, string(a.Body), "public.rooms")
+	s.run(s.a, `UPDATE accounts SET balance = 7`)
+	s.drain()
+	s.requireEqual("public.accounts")
+}
+
 // listen opens a stream of events, and sends all of it once it has ended.
 func (s *site) listen(path string) <-chan string {
 	s.Helper()

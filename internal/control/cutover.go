@@ -239,8 +239,8 @@ func (s *Store) OddReads(ctx context.Context, d backfill.Direction, table int32,
 		 WHERE direction = $1 AND table_id = $2 AND verdict IS NOT NULL ORDER BY n DESC LIMIT $3`, d.ID, table, limit)
 }
 
-// Answered puts the answer to "may the reads move?" on record when it is another than
-// the last time, by who asked.
+// Answered puts the answer to "may the reads move?" on record, once for each who asks
+// until it is another.
 func (s *Store) Answered(ctx context.Context, by string, c *backfill.Cutover) error {
 	var failed []string
 	for _, u := range backfill.Unmet(c.Clauses()) {
@@ -251,10 +251,25 @@ func (s *Store) Answered(ctx context.Context, by string, c *backfill.Cutover) er
 		answer = "no: " + strings.Join(failed, ", ")
 	}
 	return s.in(ctx, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `
-			INSERT INTO backfill_control.cutover AS p (direction, table_id, answer) VALUES ($1, $2, $3)
-			ON CONFLICT (direction, table_id) DO UPDATE SET answer = excluded.answer WHERE p.answer IS DISTINCT FROM excluded.answer`, c.Panel.Direction.ID, c.Panel.Table.ID, answer)
-		if err != nil || tag.RowsAffected() == 0 {
+		// The answer, and a line for each who has had it.
+		var last string
+		err := tx.QueryRow(ctx, `
+			INSERT INTO backfill_control.cutover AS p (direction, table_id) VALUES ($1, $2)
+			ON CONFLICT (direction, table_id) DO UPDATE SET answer = p.answer RETURNING coalesce(answer, '')`, c.Panel.Direction.ID, c.Panel.Table.ID).Scan(&last)
+		if err != nil {
+			return err
+		}
+		had := strings.Split(last, "\n")
+		switch {
+		case had[0] != answer:
+			had = []string{answer, by}
+		case slices.Contains(had[1:], by):
+			return nil
+		default:
+			had = append(had, by)
+		}
+		if _, err := tx.Exec(ctx, `UPDATE backfill_control.cutover SET answer = $3 WHERE direction = $1 AND table_id = $2`,
+			c.Panel.Direction.ID, c.Panel.Table.ID, strings.Join(had, "\n")); err != nil {
 			return err
 		}
 		detail := map[string]any{"from": c.Panel.Direction.From, "read_new": failed == nil}

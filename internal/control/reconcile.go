@@ -828,7 +828,9 @@ func (s *Store) RunLeaves(ctx context.Context, id int64, f LeafFilter) ([]RunLea
 		SELECT `+leafColumns+`, k.keys, k.open, k.unsettled FROM backfill_control.run_leaf l,
 		       LATERAL (SELECT count(*) AS keys, count(*) FILTER (WHERE d.settled AND d.state = 'open') AS open, count(*) FILTER (WHERE NOT d.settled) AS unsettled
 		                  FROM backfill_control.difference d WHERE d.run_id = l.run_id AND d.leaf = l.n) k
-		 WHERE l.run_id = $1 AND l.n > $2 AND ($3 = '' OR l.state = $3) ORDER BY l.n LIMIT $4`, id, f.After, f.State, f.Limit)
+		 WHERE l.run_id = $1 AND l.n > $2 AND ($3 = '' OR $3 = CASE WHEN l.state = 'different' AND k.keys > 0 AND k.open = 0 THEN 'repaired'
+		                                                                WHEN l.state IN ('cut', 'hashed', 'suspect', 'listed') THEN 'pending' ELSE l.state END)
+		 ORDER BY l.n LIMIT $4`, id, f.After, f.State, f.Limit)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -239,6 +240,30 @@ func (s *Store) ordersKeys(ctx context.Context, layout *row.Layout) (known bool,
 		SELECT (SELECT bool_and(to_regtype(t) IS NOT NULL) FROM unnest($1::text[]) t)
 		   AND (SELECT coalesce(bool_and(to_regcollation(c) IS NOT NULL), true) FROM unnest($2::text[]) c)`, types, collations).Scan(&known)
 	return known, err
+}
+
+// Reads reports whether a text is a value of a type. What this database cannot judge, such
+// as a type of the sides' own, is taken for one.
+func (s *Store) Reads(ctx context.Context, typ, text string) (bool, error) {
+	var known string
+	err := s.pool.QueryRow(ctx, `
+		SELECT format_type(oid, NULL) FROM pg_type
+		 WHERE oid = to_regtype($1) AND typnamespace = 'pg_catalog'::regnamespace AND typtype IN ('b', 'r', 'm') AND typname !~ '^reg'`, typ).Scan(&known)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	var null bool
+	err = s.pool.QueryRow(ctx, `SELECT CAST($1::text AS `+known+`) IS NULL`, text).Scan(&null)
+	switch state := sqlState(err); {
+	case strings.HasPrefix(state, "22"):
+		return false, nil
+	case strings.HasPrefix(state, "0A"), strings.HasPrefix(state, "42"): // a type without values, or without a cast
+		return true, nil
+	}
+	return err == nil, err
 }
 
 func noSuchKey(layout *row.Layout, key backfill.Key, why string) error {

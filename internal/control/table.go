@@ -75,8 +75,7 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		}
 		before, err := tableIn(ctx, tx, site, parsed.String())
 		known := err == nil
-		standsAs, e := standing(ctx, tx, `SELECT active, op_create AS "create", op_update AS "update", op_delete AS "delete", captured_from, apply_order
-			  FROM backfill_control.table_config WHERE site = $1 AND name = $2 AND removed_at IS NULL`, site, parsed.String())
+		standsAs, e := standing(ctx, tx, standingTable, site, parsed.String())
 		if e != nil {
 			return e
 		}
@@ -271,6 +270,12 @@ func (s *Store) ForgetTable(ctx context.Context, by string, id int32, why string
 	})
 }
 
+// standingTable is how a table ($2) of a site ($1) is configured, for the audit.
+const standingTable = `
+	SELECT t.active, t.op_create AS "create", t.op_update AS "update", t.op_delete AS "delete", t.captured_from, t.apply_order,
+	       (SELECT winner FROM backfill_control.conflict_policy p WHERE p.table_id = t.id ORDER BY since DESC LIMIT 1) AS conflict
+	  FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL`
+
 // RemoveTable takes a table out of a site: its captured changes are forgotten from
 // then on, those on their way are dropped, and those set aside are skipped. History,
 // closed requests and audit stay. Setting the sides up again drops its triggers.
@@ -293,7 +298,14 @@ func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfi
 		if err := tx.QueryRow(ctx, `SELECT id FROM backfill_control.table_config WHERE id = $1 AND removed_at IS NULL FOR UPDATE`, t.ID).Scan(&id); err != nil {
 			return one(err, "table %s of a site %q", t.Name, site)
 		}
-		err := tx.QueryRow(ctx, `SELECT id FROM backfill_control.request WHERE table_id = $1 AND state = ANY ($2) ORDER BY id LIMIT 1`, t.ID, backfill.OpenStates()).Scan(&open)
+		before, err := standing(ctx, tx, standingTable, site, t.Name)
+		if err != nil {
+			return err
+		}
+		if t.Mapping != nil {
+			before["mapping"] = t.Mapping
+		}
+		err = tx.QueryRow(ctx, `SELECT id FROM backfill_control.request WHERE table_id = $1 AND state = ANY ($2) ORDER BY id LIMIT 1`, t.ID, backfill.OpenStates()).Scan(&open)
 		if !errors.Is(err, pgx.ErrNoRows) {
 			return err
 		}
@@ -333,7 +345,7 @@ func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfi
 		if _, err := tx.Exec(ctx, `UPDATE backfill_control.table_config SET removed_at = clock_timestamp() WHERE id = $1`, t.ID); err != nil {
 			return err
 		}
-		if err := audit(ctx, tx, by, "table.remove", site, t.Name, map[string]any{"dropped": dropped.RowsAffected(), "skipped": len(skipped)}); err != nil {
+		if err := audit(ctx, tx, by, "table.remove", site, t.Name, map[string]any{"before": before, "dropped": dropped.RowsAffected(), "skipped": len(skipped)}); err != nil {
 			return err
 		}
 		return notify(ctx, tx, "site", site)

@@ -81,14 +81,13 @@ func (s *Store) CreateToken(ctx context.Context, by string, t Token, secret stri
 // RevokeToken ends a token at once.
 func (s *Store) RevokeToken(ctx context.Context, by, name string) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `UPDATE backfill_control.token SET revoked_at = clock_timestamp() WHERE name = $1 AND revoked_at IS NULL`, name)
+		var before Rights
+		err := tx.QueryRow(ctx, `UPDATE backfill_control.token SET revoked_at = clock_timestamp() WHERE name = $1 AND revoked_at IS NULL RETURNING coalesce(role, ''), sites`, name).
+			Scan(&before.Role, &before.Sites)
 		if err != nil {
-			return err
+			return one(err, "valid token %q", name)
 		}
-		if tag.RowsAffected() == 0 {
-			return backfill.Errorf(backfill.NotFound, "no valid token %q", name)
-		}
-		return audit(ctx, tx, by, "token.revoke", "", name, nil)
+		return audit(ctx, tx, by, "token.revoke", "", name, map[string]any{"before": before})
 	})
 }
 

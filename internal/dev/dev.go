@@ -66,6 +66,7 @@ type environment struct {
 	order    map[string]int // of the tables, parents before children
 	url      string
 	demo     *demo
+	again    bool // an earlier start has made the site known, with its tables
 }
 
 // Run serves until ctx ends, then stops everything in order. It prints "ready:
@@ -218,10 +219,14 @@ func (e *environment) makeDemo(ctx context.Context) error {
 	}
 	e.Site, e.From, e.SideOrder, e.Tables = "maple", "school", []string{"school", "central"}, demoTables
 	e.Sides = map[string]string{"school": e.demo.agentDSN("school"), "central": e.demo.agentDSN("central")}
+	_, err := e.store.Site(ctx, e.Site)
+	if e.again = err == nil; !e.again && backfill.CodeOf(err) != backfill.NotFound {
+		return err
+	}
 	return e.openSides(ctx)
 }
 
-// openSides connects to both databases and finds the order of the tables in each.
+// openSides connects to both databases.
 func (e *environment) openSides(ctx context.Context) error {
 	if e.From == "" {
 		e.From = e.SideOrder[0]
@@ -247,11 +252,21 @@ func (e *environment) openSides(ctx context.Context) error {
 			return backfill.Errorf(backfill.Refused, "--side %s=DSN and --side %s=DSN lead to one database, %s: a site needs two", e.SideOrder[0], name, db.Where())
 		}
 		first = place
+	}
+	if e.again {
+		return nil
+	}
+	return e.orderTables(ctx)
+}
+
+// orderTables finds the order of the tables given, which both sides have to have.
+func (e *environment) orderTables(ctx context.Context) error {
+	for i, db := range e.sides {
 		order, err := db.ProposeOrder(ctx, e.Tables)
 		if err != nil {
-			return fmt.Errorf("side %s: %w", name, err)
+			return fmt.Errorf("side %s: %w", e.SideOrder[i], err)
 		}
-		if name == e.From {
+		if e.SideOrder[i] == e.From {
 			e.order = order
 		}
 	}
@@ -263,6 +278,12 @@ func (e *environment) openSides(ctx context.Context) error {
 func (e *environment) configure(ctx context.Context) error {
 	_, err := e.store.Site(ctx, e.Site)
 	if backfill.CodeOf(err) == backfill.NotFound {
+		if e.again { // by another control database
+			e.again = false
+			if err := e.orderTables(ctx); err != nil {
+				return err
+			}
+		}
 		create := e.store.CreateSite
 		if e.InOne {
 			create = e.store.CreateSiteInOne
@@ -281,11 +302,15 @@ func (e *environment) configure(ctx context.Context) error {
 	}
 	for _, db := range e.sides {
 		steps, err := db.SetupSteps(ctx, tables, side.Roles{})
-		if err != nil {
+		switch {
+		case e.again && backfill.CodeOf(err) == backfill.Refused:
+			e.say("side %s stays as it was set up: %v", db.Side, err) // its agent says so too, and serves the other tables
+		case err != nil:
 			return err
-		}
-		if err := db.Setup(ctx, steps); err != nil {
-			return err
+		default:
+			if err := db.Setup(ctx, steps); err != nil {
+				return err
+			}
 		}
 		agent, err := activities.NewAgent(ctx, e.store, db, serve.Name(), activities.Settings{Cycle: e.Cycle, CountEvery: 5 * time.Second})
 		if err != nil {
@@ -301,7 +326,12 @@ func (e *environment) configure(ctx context.Context) error {
 
 // configureTables adds the tables that are not known yet; what an admin has
 // changed since the first start stays.
+// configureTables makes known what this start was given. What an earlier one was given is
+// known, or was removed since.
 func (e *environment) configureTables(ctx context.Context) error {
+	if e.again {
+		return nil
+	}
 	for _, name := range e.Tables {
 		if _, err := e.store.Table(ctx, e.Site, name); err == nil {
 			continue
@@ -434,6 +464,7 @@ func (e *environment) recall() error {
 		e.Temporal = r.Given.Temporal
 	}
 	e.Site, e.From, e.Sides, e.SideOrder, e.Tables, e.Demo, e.InOne = r.Site, r.From, r.Sides, r.SideOrder, r.Tables, r.Demo, r.InOne
+	e.again = true
 	return nil
 }
 
