@@ -23,8 +23,6 @@ import (
 // within is far longer than anything here takes.
 const within = 20 * time.Second
 
-func sleep(d time.Duration) { time.Sleep(d) } // in a bubble of synctest only
-
 type event struct {
 	id, name string
 	data     map[string]any

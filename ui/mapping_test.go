@@ -74,6 +74,31 @@ func TestAMappingIsTriedAndSetInThePage(t *testing.T) {
 	require.Nil(t, w.table().Mapping)
 }
 
+// A table of another shape is added in one go.
+func TestATableIsAddedWithItsMapping(t *testing.T) {
+	w := newWorld(t)
+	w.agents(func(m backfill.Mapping) []backfill.FieldError {
+		if m.Columns["email"] == "lower(email)" {
+			return nil
+		}
+		return []backfill.FieldError{{Field: "mapping.columns.email", Message: "on central: column \"mail\" does not exist"}}
+	})
+	b := w.open(adminToken, "/sites/maple")
+	b.click("#table-add")
+	b.typed("#table-name", "public.people")
+	b.click("#table summary")
+	b.typed("#table-mapping-target", "public.people_v2")
+	b.typed("#table-mapping-columns", "email = lower(mail)")
+	b.click("#table .primary")
+	b.until(`document.querySelector("#table-mapping-columns-wrong")?.innerText.includes('column "mail" does not exist')`)
+	b.typed("#table-mapping-columns", "email = lower(email)")
+	b.click("#table .primary")
+	b.until(`!document.querySelector("#table").open && document.querySelector("#monitor").innerText.includes("public.people")`)
+	added, err := w.store.Table(t.Context(), "maple", "public.people")
+	require.NoError(t, err)
+	require.Equal(t, &backfill.Mapping{Target: "public.people_v2", Columns: map[string]string{"email": "lower(email)"}}, added.Mapping)
+}
+
 func (w *world) table() *backfill.Table {
 	w.t.Helper()
 	t, err := w.store.Table(w.t.Context(), "maple", "public.students")

@@ -45,7 +45,7 @@ type sitePart struct {
 	// The tables summed up.
 	Tables, Behind, Equal, Ahead, Uncounted, Inactive int
 	Missing                                           int64 // rows that receivers have fewer than their sources
-	SecondPerson                                      bool
+	SecondPerson, OneDatabase                         bool
 }
 
 func (p *pages) sites(c echo.Context, a api.Account) (*view, error) {
@@ -100,7 +100,7 @@ func (s *sitePart) urgency() int {
 }
 
 func (p *pages) sitePart(s *api.Site, panels []backfill.Panel) sitePart {
-	out := sitePart{Name: s.Name, SecondPerson: s.SecondPerson, Sides: p.sideParts(s), Tables: len(panels)}
+	out := sitePart{Name: s.Name, SecondPerson: s.SecondPerson, OneDatabase: s.OneDatabase, Sides: p.sideParts(s), Tables: len(panels)}
 	from := map[string]int{}
 	for i := range panels {
 		x := &panels[i]

@@ -170,7 +170,7 @@ function collect(form, state) {
   const body = JSON.parse(state.body ?? "{}"); // as it was when the dialog opened: a decision is about what was read then
   for (const name of (form.dataset.fillBody ?? "").split(" ").filter(Boolean)) body[name] = state.data[name];
   for (const field of form.elements) {
-    if (!field.name || "address" in field.dataset) continue;
+    if (!field.name || "address" in field.dataset || field.closest("details:not([open])")) continue;
     if (field.type === "checkbox") body[field.name] = field.checked && !field.disabled;
     else if (field.matches(":disabled") || (field.type === "number" && field.value === "")) continue;
     else if (field.type === "number") body[field.name] = numberOf(field);
