@@ -60,8 +60,8 @@ func (s *Store) ClassifyFrom(ctx context.Context, id int64) (after, staged int64
 // was faster, or the request was decided or is to be judged again meanwhile, nothing
 // is stored: a decision counts for what could be read.
 func (s *Store) StoreEffects(ctx context.Context, id, revision, after, to, at int64, layout int64, r io.Reader) error {
-	err := s.in(ctx, func(tx pgx.Tx) error {
-		// Copied aside and stored first: the request, which the walk goes on with, is locked last.
+	return s.in(ctx, func(tx pgx.Tx) error {
+		// Copied aside first, so that the request is not locked meanwhile.
 		if _, err := tx.Exec(ctx, `
 			CREATE TEMP TABLE judged ON COMMIT DROP AS SELECT request_id, n, effect, receiver, result, problem FROM backfill_control.effect WHERE false`); err != nil {
 			return err
@@ -69,55 +69,38 @@ func (s *Store) StoreEffects(ctx context.Context, id, revision, after, to, at in
 		if _, err := tx.Conn().PgConn().CopyFrom(ctx, r, `COPY pg_temp.judged (request_id, n, effect, receiver, result, problem) FROM STDIN (FORMAT binary)`); err != nil {
 			return err
 		}
-		var i, o, same int64
-		if err := tx.QueryRow(ctx, `SELECT count(*) FILTER (WHERE effect = 'i'), count(*) FILTER (WHERE effect = 'o'), count(*) FILTER (WHERE effect = '=') FROM pg_temp.judged`).
-			Scan(&i, &o, &same); err != nil {
+		var uniform bool
+		err := tx.QueryRow(ctx, `
+			WITH c AS (SELECT count(*) FILTER (WHERE effect = 'i') AS i, count(*) FILTER (WHERE effect = 'o') AS o, count(*) FILTER (WHERE effect = '=') AS s FROM pg_temp.judged)
+			`+countEffects, id, after, to, at, revision, layout).Scan(&uniform)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if err != nil {
 			return err
 		}
-		uniform := ""
-		switch {
-		case layout == 0 && i == to-after:
-			uniform = "i"
-		case layout == 0 && same == to-after:
-			uniform = "="
-		default:
+		if !uniform {
 			if _, err := tx.Exec(ctx, `INSERT INTO backfill_control.effect (request_id, n, effect, receiver, result, problem) SELECT request_id, n, effect, receiver, result, problem FROM pg_temp.judged`); err != nil {
 				return err
 			}
 		}
-		tag, err := tx.Exec(ctx, countEffects, id, after, to, at, revision, layout, i, o, same, uniform)
-		switch {
-		case err != nil:
-			return err
-		case tag.RowsAffected() == 0:
-			return errOvertaken
-		}
 		return notifyID(ctx, tx, "request", id)
 	})
-	if errors.Is(err, errOvertaken) || sqlState(err) == "23505" {
-		return nil
-	}
-	return err
 }
 
-// errOvertaken undoes what was to be stored of a chunk that was judged by another, or of
-// a request that has moved on.
-var errOvertaken = errors.New("overtaken")
-
-// countEffects adds the counts of a chunk to the request's: inserts ($7), overwrites ($8), identical rows ($9),
-// and which of the two all of it are ($10, "" for neither). Nothing when none of it is to be stored.
-const countEffects = `
-	WITH c AS (SELECT $7::bigint AS i, $8::bigint AS o, $9::bigint AS s),
+// countEffects adds the counts of a chunk, in c, to the request's, and reports whether all
+// rows of it are inserts or all identical; no row when nothing is to be stored.
+const countEffects = `,
 	u AS (UPDATE backfill_control.request r
 	   SET classified = $3, n_insert = n_insert + c.i, n_overwrite = n_overwrite + c.o, n_identical = n_identical + c.s, judged_seq = least(judged_seq, $4), result_layout = nullif($6::bigint, 0)
 	  FROM c WHERE r.id = $1 AND r.classified = $2 AND r.revision = $5 AND r.state IN ('PENDING', 'IN_PROGRESS', 'AWAITING_REVIEW') RETURNING r.id)
 	INSERT INTO backfill_control.judged (request_id, upto, n_insert, n_overwrite, n_identical, uniform)
-	SELECT u.id, $3, c.i, c.o, c.s, nullif($10, '')::"char" FROM u, c`
+	SELECT u.id, $3, c.i, c.o, c.s, (CASE WHEN $6 = 0 THEN CASE $3 - $2 WHEN c.i THEN 'i' WHEN c.s THEN '=' END END)::"char" FROM u, c RETURNING uniform IS NOT NULL`
 
 // StoreInserts is StoreEffects where all rows of the chunk would be inserts.
 func (s *Store) StoreInserts(ctx context.Context, id, revision, after, to, at int64) error {
 	return s.in(ctx, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, countEffects, id, after, to, at, revision, 0, to-after, 0, 0, "i")
+		tag, err := tx.Exec(ctx, `WITH c AS (SELECT $3::bigint - $2::bigint AS i, 0 AS o, 0 AS s)`+countEffects, id, after, to, at, revision, 0)
 		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}
