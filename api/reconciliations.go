@@ -426,20 +426,8 @@ type sideOfLeaf struct {
 	Hash *string `json:"hash"`
 }
 
-// LeafState is a leaf's state as people see it: one whose differences were all
-// repaired or waived is repaired, one not judged yet is pending.
-func LeafState(l control.RunLeaf) string {
-	switch {
-	case l.State == "different" && l.OpenKeys == 0 && l.Keys > 0:
-		return "repaired"
-	case slices.Contains([]string{"cut", "hashed", "suspect", "listed"}, l.State):
-		return "pending"
-	}
-	return l.State
-}
-
 func showLeaf(l control.RunLeaf) leafJSON {
-	out := leafJSON{N: l.N, State: LeafState(l), Lower: l.Lower, Upper: l.Upper, Sampled: l.Sampled, Keys: l.Keys, Open: l.OpenKeys, Attempts: l.Attempts, JudgedAt: l.JudgedAt,
+	out := leafJSON{N: l.N, State: l.Shown, Lower: l.Lower, Upper: l.Upper, Sampled: l.Sampled, Keys: l.Keys, Open: l.OpenKeys, Attempts: l.Attempts, JudgedAt: l.JudgedAt,
 		Source: sideOfLeaf{l.Count, orNull(l.Digest)}, Receiver: sideOfLeaf{l.Receiver.Count, orNull(l.Receiver.Digest)}}
 	if l.Buckets > 0 {
 		out.Bucket = &l.Bucket

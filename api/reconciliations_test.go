@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -46,12 +47,22 @@ func TestReconciliationOverTheAPI(t *testing.T) {
 	require.Equal(t, false, a.json["clean"])
 	require.NotEmpty(t, a.json["root"])
 	require.Len(t, w.get(control.Viewer, "/api/v1/reconciliations?site=maple&table=public.orders").data(), 1)
-	for _, state := range []string{"repaired", "pending", "unknown"} {
-		require.Empty(t, w.get(control.Viewer, "/api/v1/reconciliations/"+id+"/leaves?state="+state).data(), state)
-	}
 	leaves := w.get(control.Viewer, "/api/v1/reconciliations/"+id+"/leaves?state=different").data()
 	require.Len(t, leaves, 1)
 	require.Equal(t, "different", leaves[0]["state"])
+	all := func() (out string) {
+		for _, state := range []string{"equal", "different", "unknown", "counted", "repaired", "pending"} {
+			for _, l := range w.get(control.Viewer, "/api/v1/reconciliations/"+id+"/leaves?state="+state).data() {
+				require.Equal(t, state, l["state"])
+				out += fmt.Sprint(l["n"], " ", state, "; ")
+			}
+		}
+		return out
+	}
+	require.Equal(t, "1 equal; 2 different; ", all())
+	w.exec(`UPDATE backfill_control.difference SET state = 'repaired'; UPDATE backfill_control.run_leaf SET state = 'suspect' WHERE n = 1`)
+	require.Equal(t, "2 repaired; 1 pending; ", all())
+	w.exec(`UPDATE backfill_control.difference SET state = 'open'; UPDATE backfill_control.run_leaf SET state = 'equal' WHERE n = 1`)
 	keys := w.get(control.Viewer, "/api/v1/reconciliations/"+id+"/keys?kind=different").data()
 	require.Len(t, keys, 1)
 	require.Equal(t, []any{"alpha"}, keys[0]["columns"])

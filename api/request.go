@@ -44,7 +44,7 @@ func (s *Service) RequestBackfill(ctx context.Context, a Account, in RequestInpu
 	}
 	var key backfill.Key
 	if mode == backfill.ModeRow && len(p.Source.Key) > 0 {
-		if key, err = s.parseKey(ctx, p, in.Key); err != nil {
+		if key, err = s.keyOf(ctx, p, in.Key); err != nil {
 			return nil, err
 		}
 	}

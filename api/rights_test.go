@@ -288,6 +288,8 @@ func TestTheAuditSaysWhatWasBefore(t *testing.T) {
 		{"PUT", table + "/schedule", `{"from":"school","every_seconds":3600}`, `{"from":"school","every_seconds":7200}`, "schedule.put", "every", "01:00:00"},
 		{"PUT", table + "/cutover", `{"from":"school","objective":0.01}`, `{"from":"school","objective":0.02}`, "cutover.policy", "objective", "0.01"},
 		{"PUT", table, `{"apply_order":3}`, `{"apply_order":4}`, "table.put", "apply_order", "3"},
+		{"PUT", table, `{"captured_from":["school","central"],"conflict":"school"}`, `{"conflict":"central"}`, "table.put", "conflict", "school"},
+		{"DELETE", table, "", "", "table.remove", "apply_order", "4"},
 	} {
 		for _, body := range []string{x.first, x.second} {
 			if a := w.call(control.Admin, x.method, x.path, body); x.method != "DELETE" {
@@ -301,6 +303,9 @@ func TestTheAuditSaysWhatWasBefore(t *testing.T) {
 		}
 		require.Equal(t, x.was, fmt.Sprint(before), x.action)
 	}
+	require.NoError(t, w.store.RevokeToken(t.Context(), "test", "reviewer"))
+	e := w.get(control.Viewer, "/api/v1/audit?action=token.revoke").data()[0]
+	require.Equal(t, map[string]any{"role": "reviewer"}, e["detail"].(map[string]any)["before"])
 }
 
 // Who asked may not approve, whatever the way they are known by.

@@ -33,14 +33,17 @@ func (w *world) agents(wrong func(backfill.Mapping) []backfill.FieldError) {
 	}()
 }
 
+// noMail is what is wrong with a mapping unless it takes email from email.
+func noMail(m backfill.Mapping) []backfill.FieldError {
+	if m.Columns["email"] == "lower(email)" {
+		return nil
+	}
+	return []backfill.FieldError{{Field: "mapping.columns.email", Message: "on central: column \"mail\" does not exist"}}
+}
+
 func TestAMappingIsTriedAndSetInThePage(t *testing.T) {
 	w := newWorld(t)
-	w.agents(func(m backfill.Mapping) []backfill.FieldError {
-		if m.Columns["email"] == "lower(email)" {
-			return nil
-		}
-		return []backfill.FieldError{{Field: "mapping.columns.email", Message: "on central: column \"mail\" does not exist"}}
-	})
+	w.agents(noMail)
 	b := w.open(adminToken, "/sites/maple?open=1-school")
 	b.tabTo(`[id="1-school-mapping"]`)
 	b.keys(kb.Enter)
@@ -77,12 +80,7 @@ func TestAMappingIsTriedAndSetInThePage(t *testing.T) {
 // A table of another shape is added in one go.
 func TestATableIsAddedWithItsMapping(t *testing.T) {
 	w := newWorld(t)
-	w.agents(func(m backfill.Mapping) []backfill.FieldError {
-		if m.Columns["email"] == "lower(email)" {
-			return nil
-		}
-		return []backfill.FieldError{{Field: "mapping.columns.email", Message: "on central: column \"mail\" does not exist"}}
-	})
+	w.agents(noMail)
 	b := w.open(adminToken, "/sites/maple")
 	b.click("#table-add")
 	b.typed("#table-name", "public.people")

@@ -287,12 +287,15 @@ func TestADecisionSurvivesTheLastJudgement(t *testing.T) {
 	require.True(t, eval[bool](b, `document.activeElement === document.querySelector("#approve-note")`))
 }
 
+// holdPosts has the page's POSTs wait until window.go lets the last one go.
+const holdPosts = `(now => { window.fetch = (a, o) => o?.method === "POST" ? new Promise(go => { window.go = () => go(now(a, o)) }) : now(a, o); return null })(window.fetch)`
+
 // An answer that comes when its dialog has been closed is said all the same, and does
 // nothing to what the dialog is open for by then.
 func TestAnAnswerFindsItsDialogClosed(t *testing.T) {
 	w := newWorld(t)
 	b := w.review()
-	eval[any](b, `(now => { window.fetch = (a, o) => o?.method === "POST" ? new Promise(go => { window.go = () => go(now(a, o)) }) : now(a, o); return null })(window.fetch)`)
+	eval[any](b, holdPosts)
 	b.click("#approve")
 	b.click("#approving .primary")
 	b.until(`window.go !== undefined`)
@@ -305,6 +308,30 @@ func TestAnAnswerFindsItsDialogClosed(t *testing.T) {
 	eval[any](b, `(window.go(), null)`)
 	b.until(`document.querySelector("#toast").innerText.includes("stands at revision")`)
 	require.True(t, eval[bool](b, `document.getElementById("approving").matches(":modal") && !document.querySelector("#approving .problem").innerText.includes("stands at revision")`))
+}
+
+// A decision that is refused because the rows have changed cannot be pressed again, nor
+// does its dialog send another revision than the one it was opened for.
+func TestADecisionIsForTheRowsThatWereRead(t *testing.T) {
+	w := newWorld(t)
+	b := w.review()
+	eval[any](b, holdPosts)
+	b.click("#approve")
+	b.click("#approving .primary")
+	b.until(`window.go !== undefined`)
+	id := w.request("public.students", backfill.AwaitingReview)
+	w.exec(fmt.Sprintf("request %d", id), `UPDATE backfill_control.request SET revision = revision + 1 WHERE id = $1`, id)
+	b.until(`document.querySelector("#approving .problem").innerText.includes("have changed")`)
+	eval[any](b, `(window.go(), null)`)
+	b.until(`document.querySelector("#approving .problem").innerText.includes("stands at revision")`)
+	require.True(t, eval[bool](b, `document.querySelector("#approving .primary").disabled`))
+	eval[any](b, `(window.go = undefined, document.querySelector("#approving form").requestSubmit(), null)`)
+	b.until(`window.go !== undefined`)
+	eval[any](b, `(window.go(), null)`)
+	b.until(`document.querySelector("#approving .problem").innerText.includes("stands at revision")`)
+	r, err := w.store.Request(t.Context(), id)
+	require.NoError(t, err)
+	require.Equal(t, backfill.AwaitingReview, r.State)
 }
 
 func TestSignalsForTheConsole(t *testing.T) {

@@ -251,25 +251,12 @@ func (s *Store) Answered(ctx context.Context, by string, c *backfill.Cutover) er
 		answer = "no: " + strings.Join(failed, ", ")
 	}
 	return s.in(ctx, func(tx pgx.Tx) error {
-		// The answer, and a line for each who has had it.
-		var last string
-		err := tx.QueryRow(ctx, `
-			INSERT INTO backfill_control.cutover AS p (direction, table_id) VALUES ($1, $2)
-			ON CONFLICT (direction, table_id) DO UPDATE SET answer = p.answer RETURNING coalesce(answer, '')`, c.Panel.Direction.ID, c.Panel.Table.ID).Scan(&last)
-		if err != nil {
-			return err
-		}
-		had := strings.Split(last, "\n")
-		switch {
-		case had[0] != answer:
-			had = []string{answer, by}
-		case slices.Contains(had[1:], by):
-			return nil
-		default:
-			had = append(had, by)
-		}
-		if _, err := tx.Exec(ctx, `UPDATE backfill_control.cutover SET answer = $3 WHERE direction = $1 AND table_id = $2`,
-			c.Panel.Direction.ID, c.Panel.Table.ID, strings.Join(had, "\n")); err != nil {
+		tag, err := tx.Exec(ctx, `
+			INSERT INTO backfill_control.cutover AS p (direction, table_id, answer, answered_to) VALUES ($1, $2, $3, ARRAY[$4])
+			ON CONFLICT (direction, table_id) DO UPDATE
+			SET answer = excluded.answer, answered_to = CASE WHEN p.answer = excluded.answer THEN p.answered_to || excluded.answered_to ELSE excluded.answered_to END
+			 WHERE p.answer IS DISTINCT FROM excluded.answer OR NOT p.answered_to @> excluded.answered_to`, c.Panel.Direction.ID, c.Panel.Table.ID, answer, by)
+		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}
 		detail := map[string]any{"from": c.Panel.Direction.From, "read_new": failed == nil}

@@ -263,6 +263,7 @@ func heardOf(ctx context.Context, tx pgx.Tx, run int64, e Evidence) error {
 type RunLeaf struct {
 	proof.Leaf
 	State     string
+	Shown     string // the state as people see it, of RunLeaves only
 	Attempts  int
 	Sampled   bool
 	WaitSeq   int64
@@ -276,6 +277,10 @@ type RunLeaf struct {
 
 const leafColumns = `l.n, l.bucket, (SELECT buckets FROM backfill_control.reconciliation WHERE id = l.run_id), l.lower, l.upper, l.source_count, l.source_digest,
 	l.state, l.attempts, l.sampled, coalesce(l.wait_seq, 0), coalesce(l.receiver_count, 0), coalesce(l.receiver_digest, ''), l.judged_at, coalesce(l.origin, 0)`
+
+// leafShown is the state of a leaf (l) as people see it, by how many of its keys (k) differ and are open:
+// one whose differences were all repaired or waived is repaired, one not judged yet is pending.
+const leafShown = `CASE WHEN l.state = 'different' AND k.keys > 0 AND k.open = 0 THEN 'repaired' WHEN l.state IN ('cut', 'hashed', 'suspect', 'listed') THEN 'pending' ELSE l.state END`
 
 func scanRunLeaf(row pgx.CollectableRow) (l RunLeaf, err error) {
 	err = row.Scan(&l.N, &l.Bucket, &l.Buckets, &l.Lower, &l.Upper, &l.Count, &l.Digest,
@@ -825,18 +830,16 @@ type LeafFilter struct {
 // RunLeaves lists a run's leaves in their order.
 func (s *Store) RunLeaves(ctx context.Context, id int64, f LeafFilter) ([]RunLeaf, error) {
 	rows, err := s.pool.Query(ctx, `
-		SELECT `+leafColumns+`, k.keys, k.open, k.unsettled FROM backfill_control.run_leaf l,
+		SELECT `+leafColumns+`, k.keys, k.open, k.unsettled, `+leafShown+` FROM backfill_control.run_leaf l,
 		       LATERAL (SELECT count(*) AS keys, count(*) FILTER (WHERE d.settled AND d.state = 'open') AS open, count(*) FILTER (WHERE NOT d.settled) AS unsettled
 		                  FROM backfill_control.difference d WHERE d.run_id = l.run_id AND d.leaf = l.n) k
-		 WHERE l.run_id = $1 AND l.n > $2 AND ($3 = '' OR $3 = CASE WHEN l.state = 'different' AND k.keys > 0 AND k.open = 0 THEN 'repaired'
-		                                                                WHEN l.state IN ('cut', 'hashed', 'suspect', 'listed') THEN 'pending' ELSE l.state END)
-		 ORDER BY l.n LIMIT $4`, id, f.After, f.State, f.Limit)
+		 WHERE l.run_id = $1 AND l.n > $2 AND ($3 = '' OR $3 = `+leafShown+`) ORDER BY l.n LIMIT $4`, id, f.After, f.State, f.Limit)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (l RunLeaf, err error) {
 		return l, r.Scan(&l.N, &l.Bucket, &l.Buckets, &l.Lower, &l.Upper, &l.Count, &l.Digest,
-			&l.State, &l.Attempts, &l.Sampled, &l.WaitSeq, &l.Receiver.Count, &l.Receiver.Digest, &l.JudgedAt, &l.Origin, &l.Keys, &l.OpenKeys, &l.Unsettled)
+			&l.State, &l.Attempts, &l.Sampled, &l.WaitSeq, &l.Receiver.Count, &l.Receiver.Digest, &l.JudgedAt, &l.Origin, &l.Keys, &l.OpenKeys, &l.Unsettled, &l.Shown)
 	})
 }
 
@@ -851,9 +854,8 @@ type MapCell struct {
 // LeafMap shows a run's leaves, per of them in a cell.
 func (s *Store) LeafMap(ctx context.Context, id, per int64) ([]MapCell, error) {
 	rows, err := s.pool.Query(ctx, `
-		WITH open AS MATERIALIZED (SELECT DISTINCT leaf FROM backfill_control.difference WHERE run_id = $1 AND settled AND state = 'open'),
-		l AS (SELECT l.n, l.source_count, CASE WHEN l.state = 'different' AND open.leaf IS NULL THEN 'repaired' WHEN l.state IN ('cut', 'hashed', 'suspect', 'listed') THEN 'pending' ELSE l.state END AS state
-		        FROM backfill_control.run_leaf l LEFT JOIN open ON open.leaf = l.n WHERE l.run_id = $1)
+		WITH k AS MATERIALIZED (SELECT leaf, count(*) AS keys, count(*) FILTER (WHERE settled AND state = 'open') AS open FROM backfill_control.difference WHERE run_id = $1 GROUP BY leaf),
+		l AS (SELECT l.n, l.source_count, `+leafShown+` AS state FROM backfill_control.run_leaf l LEFT JOIN k ON k.leaf = l.n WHERE l.run_id = $1)
 		SELECT min(n), max(n), sum(source_count)::bigint,
 		       (ARRAY['different', 'unknown', 'pending', 'repaired', 'counted', 'equal'])[min(array_position(ARRAY['different', 'unknown', 'pending', 'repaired', 'counted', 'equal'], state))]
 		  FROM l GROUP BY (n - 1) / $2 ORDER BY 1`, id, per)

@@ -79,9 +79,6 @@ func (s *Store) PutTable(ctx context.Context, by, site, name string, c TableChan
 		if e != nil {
 			return e
 		}
-		if known && before.Mapping != nil {
-			standsAs["mapping"] = before.Mapping
-		}
 		if err != nil && backfill.CodeOf(err) != backfill.NotFound {
 			return err
 		}
@@ -272,7 +269,7 @@ func (s *Store) ForgetTable(ctx context.Context, by string, id int32, why string
 
 // standingTable is how a table ($2) of a site ($1) is configured, for the audit.
 const standingTable = `
-	SELECT t.active, t.op_create AS "create", t.op_update AS "update", t.op_delete AS "delete", t.captured_from, t.apply_order,
+	SELECT t.active, t.op_create AS "create", t.op_update AS "update", t.op_delete AS "delete", t.captured_from, t.apply_order, t.mapping,
 	       (SELECT winner FROM backfill_control.conflict_policy p WHERE p.table_id = t.id ORDER BY since DESC LIMIT 1) AS conflict
 	  FROM backfill_control.table_config t WHERE t.site = $1 AND t.name = $2 AND t.removed_at IS NULL`
 
@@ -301,9 +298,6 @@ func (s *Store) RemoveTable(ctx context.Context, by, site, name string) (*backfi
 		before, err := standing(ctx, tx, standingTable, site, t.Name)
 		if err != nil {
 			return err
-		}
-		if t.Mapping != nil {
-			before["mapping"] = t.Mapping
 		}
 		err = tx.QueryRow(ctx, `SELECT id FROM backfill_control.request WHERE table_id = $1 AND state = ANY ($2) ORDER BY id LIMIT 1`, t.ID, backfill.OpenStates()).Scan(&open)
 		if !errors.Is(err, pgx.ErrNoRows) {

@@ -66,7 +66,7 @@ type environment struct {
 	order    map[string]int // of the tables, parents before children
 	url      string
 	demo     *demo
-	again    bool // an earlier start has made the site known, with its tables
+	again    bool // an earlier start has come to its end: the site is known, with its tables
 }
 
 // Run serves until ctx ends, then stops everything in order. It prints "ready:
@@ -219,10 +219,8 @@ func (e *environment) makeDemo(ctx context.Context) error {
 	}
 	e.Site, e.From, e.SideOrder, e.Tables = "maple", "school", []string{"school", "central"}, demoTables
 	e.Sides = map[string]string{"school": e.demo.agentDSN("school"), "central": e.demo.agentDSN("central")}
-	_, err := e.store.Site(ctx, e.Site)
-	if e.again = err == nil; !e.again && backfill.CodeOf(err) != backfill.NotFound {
-		return err
-	}
+	r, err := Recall(e.State)
+	e.again = err == nil && r.Demo
 	return e.openSides(ctx)
 }
 

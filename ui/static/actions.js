@@ -165,7 +165,8 @@ function put(body, name, value) {
   body[last] = value;
 }
 
-// collect is what a form sends.
+// collect is what a form sends. What is folded away is left out: whoever does not open it
+// says nothing of it.
 function collect(form, state) {
   const body = JSON.parse(state.body ?? "{}"); // as it was when the dialog opened: a decision is about what was read then
   for (const name of (form.dataset.fillBody ?? "").split(" ").filter(Boolean)) body[name] = state.data[name];

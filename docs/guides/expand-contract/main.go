@@ -213,14 +213,14 @@ func (e *example) story(ctx context.Context, url string) error {
 		return err
 	}
 	say("Reconcile: both tables have as many rows, and still they differ: the name in the middle is lost")
-	if _, code, err := e.reconcile(ctx); err != nil || code == 0 {
+	if verdict, err := e.reconcile(ctx); err != nil || verdict == "EQUAL" {
 		return errors.Join(err, errors.New("the mistake was not found"))
 	}
 	say("A second version of the mapping; what was proven under the first counts no more")
 	if err := ok("table", "apply", "-f", second); err != nil {
 		return err
 	}
-	if _, code, err := e.reconcile(ctx); err != nil || code == 0 {
+	if verdict, err := e.reconcile(ctx); err != nil || verdict == "EQUAL" {
 		return errors.Join(err, errors.New("the rows made by the first version were not found"))
 	}
 	say("Just the rows that differ are backfilled again")
@@ -318,23 +318,29 @@ func (e *example) caughtUp(ctx context.Context, few int) error {
 	return ctx.Err()
 }
 
-func (e *example) reconcile(ctx context.Context) (text string, code int, err error) {
-	return e.backfill(ctx, []int{1, 3}, "reconcile", "--table", "public.users", "--watch")
+var judged = regexp.MustCompile(`FINISHED  (\w+)`)
+
+// reconcile compares both tables and returns the verdict, "" when another run is open.
+func (e *example) reconcile(ctx context.Context) (verdict string, err error) {
+	text, _, err := e.backfill(ctx, []int{1, 3}, "reconcile", "--table", "public.users", "--watch")
+	if found := judged.FindStringSubmatch(text); found != nil {
+		verdict = found[1]
+	}
+	return verdict, err
 }
 
 // equal reconciles until the verdict is EQUAL. It is UNKNOWN where keys were written all
 // the while, or an agent was behind: then it is asked again.
 func (e *example) equal(ctx context.Context) error {
-	for {
-		text, code, err := e.reconcile(ctx)
-		switch {
-		case err != nil || code == 0:
+	for end := time.Now().Add(patience); time.Now().Before(end); wait(ctx, 5*time.Second) {
+		switch verdict, err := e.reconcile(ctx); {
+		case err != nil || verdict == "EQUAL":
 			return err
-		case !strings.Contains(text, "the verdict is UNKNOWN"):
+		case verdict == "DIFFERENT":
 			return errors.New("the tables still differ")
 		}
-		wait(ctx, 5*time.Second)
 	}
+	return errors.New("it does not come to be known whether the tables are equal")
 }
 
 // repaired repairs what reported reads have set aside, and tells whether there was any.
@@ -367,7 +373,7 @@ func (e *example) repaired(ctx context.Context) (found bool, err error) {
 	return found, nil
 }
 
-// patience is how long a clause of the gate may take on a busy machine.
+// patience is how long any step may take on a busy machine.
 const patience = 8 * time.Minute
 
 // mayRead asks the cutover gate until it says yes. A read that was judged just before
