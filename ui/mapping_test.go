@@ -95,6 +95,17 @@ func TestATableIsAddedWithItsMapping(t *testing.T) {
 	added, err := w.store.Table(t.Context(), "maple", "public.people")
 	require.NoError(t, err)
 	require.Equal(t, &backfill.Mapping{Target: "public.people_v2", Columns: map[string]string{"email": "lower(email)"}}, added.Mapping)
+
+	// What is folded away is not sent.
+	b.click("#table-add")
+	b.typed("#table-name", "public.rooms")
+	b.typed("#table-mapping-target", "public.halls")
+	b.click("#table summary")
+	b.click("#table .primary")
+	b.until(`!document.querySelector("#table").open && document.querySelector("#monitor").innerText.includes("public.rooms")`)
+	added, err = w.store.Table(t.Context(), "maple", "public.rooms")
+	require.NoError(t, err)
+	require.Nil(t, added.Mapping)
 }
 
 func (w *world) table() *backfill.Table {

@@ -248,7 +248,7 @@ func (s *Store) Reads(ctx context.Context, typ, text string) (bool, error) {
 	var known string
 	err := s.pool.QueryRow(ctx, `
 		SELECT format_type(oid, NULL) FROM pg_type
-		 WHERE oid = to_regtype($1) AND typnamespace = 'pg_catalog'::regnamespace AND typtype IN ('b', 'r', 'm') AND typname !~ '^reg'`, typ).Scan(&known)
+		 WHERE oid = to_regtype($1) AND typnamespace = 'pg_catalog'::regnamespace AND typtype IN ('b', 'r', 'm')`, typ).Scan(&known)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return true, nil
 	}
