@@ -98,12 +98,12 @@ func TestATableIsAddedWithItsMapping(t *testing.T) {
 
 	// What is folded away is not sent.
 	b.click("#table-add")
-	b.typed("#table-name", "public.rooms")
+	b.typed("#table-name", "public.corridors")
 	b.typed("#table-mapping-target", "public.halls")
 	b.click("#table summary")
 	b.click("#table .primary")
-	b.until(`!document.querySelector("#table").open && document.querySelector("#monitor").innerText.includes("public.rooms")`)
-	added, err = w.store.Table(t.Context(), "maple", "public.rooms")
+	b.until(`!document.querySelector("#table").open && document.querySelector("#monitor").innerText.includes("public.corridors")`)
+	added, err = w.store.Table(t.Context(), "maple", "public.corridors")
 	require.NoError(t, err)
 	require.Nil(t, added.Mapping)
 }
